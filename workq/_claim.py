@@ -1,0 +1,127 @@
+"""Takes due tasks: where the next page starts, what may be taken, and what to make of a lost reply.
+
+Each claim goes on after the (run_at, id) where the last one ended, per (name, priority), so that it does not walk over
+the dead index entries of tasks that are done. A short page, or a second, starts again from the beginning, which picks
+up retried tasks, expired leases and tasks with an earlier time. (W: "Claiming".)
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TypeAlias
+
+from workq._caution import Caution
+from workq._clock import Clock
+from workq._held import Holding
+from workq._store import Lane, Store, Wanted
+from workq._task import Claimed
+from workq.dialect import Connection, Urgency, WriterBusy
+
+Cursor: TypeAlias = Mapping[tuple[str, int], tuple[datetime, int]]
+
+START: Cursor = {}
+SUSPECT = 3
+"""From so many vanished holders on, a node runs such tasks one at a time, or a killer's neighbours would suffer."""
+TIMEOUT = 10.0
+
+
+def next_cursor(cursor: Cursor, page: Sequence[Claimed], asked: int) -> Cursor:
+    """Where the following claim starts."""
+    if len(page) < asked:
+        return START
+    moved = dict(cursor)
+    for task in page:
+        lane, place = (task.name, task.priority), (task.run_at, task.lease.id)
+        if lane not in moved or moved[lane] < place:
+            moved[lane] = place
+    return moved
+
+
+class Claimer:
+    """One claim at a time, on a connection of its own."""
+
+    def __init__(
+        self,
+        store: Store,
+        connection: Connection,
+        clock: Clock,
+        holding: Holding,
+        caution: Caution,
+        beat: Callable[[], Awaitable[None]],
+        *,
+        queue: str,
+        names: list[str],
+        schedules: list[tuple[str, str]],
+        lease: float,
+        poll_interval: float,
+    ) -> None:
+        self._store = store
+        self._connection = connection
+        self._clock = clock
+        self._holding = holding
+        self._caution = caution
+        self._beat = beat
+        self._queue = queue
+        self._names = names
+        self._schedules = schedules
+        self._lease = timedelta(seconds=lease)
+        self._poll_interval = poll_interval
+        self._cursor: Cursor = START
+        self._passed = clock.monotonic()
+        self._looked_for_suspects = float("-inf")
+        self._unanswered: dict[int, float] = {}
+
+    async def once(self, room: int) -> list[Claimed]:
+        """Claim up to `room` tasks. The page is short if there is nothing more."""
+        now = self._clock.monotonic()
+        if now - self._passed >= min(1.0, self._poll_interval):
+            self._cursor = START
+        if self._cursor is START:
+            self._passed = now
+        page = await self._claim(room, self._cursor, suspects=False)
+        self._cursor = next_cursor(self._cursor, page, room)
+        if len(page) < room and now - self._looked_for_suspects >= self._poll_interval / 2:
+            self._looked_for_suspects = now
+            if not any(held.claimed.lost >= SUSPECT for held in self._holding):
+                page += await self._claim(1, START, suspects=True)
+        alive_until = now + self._lease.total_seconds()
+        return [task for task in page if not self._holding.renew(task.lease, alive_until)]
+
+    async def _claim(self, limit: int, cursor: Cursor, *, suspects: bool) -> list[Claimed]:
+        clock, caution = self._clock, self._caution
+        if caution.stalled(clock.monotonic(), clock.now()):
+            await self._beat()
+        sent, wall = clock.monotonic(), clock.now()
+        takeover = caution.may_take_over(sent)
+        token = random.getrandbits(63) or 1
+        tokens = [old for old, until in self._unanswered.items() if until > sent]
+        wanted = Wanted(
+            queue=self._queue,
+            names=self._names,
+            limit=limit,
+            token=token,
+            lease=self._lease,
+            cursor=[Lane(*lane, *place) for lane, place in cursor.items()],
+            schedules=self._schedules,
+            tokens=tokens,
+            takeover=takeover,
+            suspects=suspects,
+        )
+        urgency = Urgency(timeout=TIMEOUT, lock_wait=caution.patience() if takeover else None)
+        try:
+            page = await self._store.claim(self._connection, wanted, urgency)
+        except WriterBusy:
+            if not takeover:
+                raise
+            caution.waited()
+            return await self._claim(limit, cursor, suspects=suspects)
+        except BaseException:
+            # It may have been carried out: rows with this token are ours, and the next claims take them.
+            self._unanswered = {old: until for old, until in self._unanswered.items() if until > sent}
+            self._unanswered[token] = sent + 2 * self._lease.total_seconds()
+            self._cursor = START
+            raise
+        caution.claimed(sent, clock.monotonic(), wall, takeover=takeover)
+        return page

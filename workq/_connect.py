@@ -1,0 +1,89 @@
+"""`connect`: from a URL to an open database, whose connections are workq's to close."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from workq.dialect import Dialect
+
+POSTGRES = ("postgresql", "postgres", "postgresql+asyncpg")
+SQLITE = ("sqlite", "sqlite+aiosqlite")
+
+
+def connect(
+    url: str, /, *, schema: str | None = None, table: str = "workq", pool_size: int = 20, listen: bool = True
+) -> AbstractAsyncContextManager[Dialect]:
+    """Open a database by its URL; leaving the `async with` closes it.
+
+    url: postgresql://user:password@host/name (extra `workq[asyncpg]`), or sqlite:///relative.db,
+    sqlite:////absolute.db (extra `workq[aiosqlite]`); SQLAlchemy's forms with +asyncpg and +aiosqlite too.
+    schema: PostgreSQL's schema for the table, None: public. table: its name.
+    pool_size: PostgreSQL connections at most; each running executor holds 3, each queue 2.
+    listen: hear of new tasks by LISTEN; False behind a pooler in transaction mode.
+
+    Raises ValueError for a URL that cannot work, ImportError naming the extra, and what the driver raises.
+    """
+    if not isinstance(url, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(
+            "connect() takes the URL as a str (of an SQLAlchemy URL: url.render_as_string(hide_password=False)), "
+            f"not {type(url).__name__}"
+        )
+    scheme, separator, rest = url.partition("://")
+    if separator and scheme in POSTGRES:
+        if urlsplit(f"postgresql://{rest}").password == "***":
+            raise ValueError(
+                "the URL's password is '***', which is how SQLAlchemy prints one: "
+                "use engine.url.render_as_string(hide_password=False)"
+            )
+        return _postgres(f"postgresql://{rest}", schema, table, pool_size, listen)
+    if separator and scheme in SQLITE:
+        if schema is not None:
+            raise ValueError("SQLite has no schemas: leave schema= out, and use table= for another name")
+        return _sqlite(_path(rest), table)
+    raise ValueError(
+        f"workq knows postgresql:// and sqlite:/// URLs, not {scheme + '://' if separator else 'this one'} "
+        "(a file: sqlite:///app.db)"
+    )
+
+
+def _path(rest: str) -> str:
+    path, _, query = rest.partition("?")
+    if query:
+        raise ValueError("an SQLite URL takes no parameters: workq sets WAL, synchronous and the timeouts itself")
+    if not path.startswith("/"):
+        raise ValueError("an SQLite URL has three slashes and a path: sqlite:///app.db, or four: sqlite:////tmp/app.db")
+    return path[1:]
+
+
+@asynccontextmanager
+async def _postgres(
+    dsn: str, schema: str | None, table: str, pool_size: int, listen: bool
+) -> AsyncGenerator[Dialect]:
+    asyncpg = _driver("asyncpg", "asyncpg")
+    adapter = _driver("workq_asyncpg", "asyncpg")
+    async with asyncpg.create_pool(dsn, min_size=1, max_size=pool_size) as pool:
+        db = adapter.Postgres(pool, schema=schema, table=table, listen=listen)
+        try:
+            yield db
+        finally:
+            await db.flush()
+
+
+@asynccontextmanager
+async def _sqlite(path: str, table: str) -> AsyncGenerator[Dialect]:
+    async with _driver("workq_aiosqlite", "aiosqlite").SQLite(path, table=table) as db:
+        yield db
+
+
+def _driver(module: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name not in (module, extra):
+            raise
+        raise ImportError(f'this URL needs the package {extra}: pip install "workq[{extra}]"') from None

@@ -1,0 +1,101 @@
+"""The text of an error as it is stored: type, message, traceback without locals, capped, and fit for any database."""
+
+from __future__ import annotations
+
+import traceback
+
+MAX_MESSAGE = 8 << 10
+MAX_TRACEBACK = 32 << 10
+MAX_FRAMES = 40
+
+
+def describe(error: BaseException | str) -> str:
+    """One readable text for an error, whatever it is made of. Never raises."""
+    if isinstance(error, str):
+        return storable(capped(error, MAX_MESSAGE))
+    try:
+        name = type(error).__qualname__
+        module = type(error).__module__
+        kind = name if module in ("builtins", "__main__") else f"{module}.{name}"
+    except Exception:
+        kind = "an error whose type has no name"
+    message = message_of(error)
+    head = f"{kind}: {message}" if message else kind
+    trace = traceback_of(error)
+    return storable(head if not trace else f"{head}\n\n{trace}")
+
+
+def message_of(error: BaseException) -> str:
+    """What `str` says of an error, capped; what it raises instead, if it raises."""
+    try:
+        text = str(error)
+        notes = getattr(error, "__notes__", ())
+        if notes:
+            text = "\n".join([text, *map(str, notes)])
+    except Exception as mistake:
+        return f"<its __str__ raised {type(mistake).__name__}>"
+    return capped(text, MAX_MESSAGE)
+
+
+def traceback_of(error: BaseException) -> str:
+    """Where it was raised, and what caused it, without the messages (they are capped apart) and without locals."""
+    parts: list[str] = []
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen and len(parts) < 10:
+        seen.add(id(current))
+        try:
+            frames = traceback.format_tb(current.__traceback__, limit=-MAX_FRAMES)
+        except Exception:
+            frames = []
+        text = "".join(frames)
+        if isinstance(current, BaseExceptionGroup):
+            text += "".join(_members(current))  # pyright: ignore[reportUnknownArgumentType]
+        if current is not error:
+            text = f"caused by {type(current).__name__}: {capped(message_of(current), 500)}\n{text}"
+        if text:
+            parts.append(text)
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+    return capped("\n".join(parts), MAX_TRACEBACK)
+
+
+def _members(group: BaseExceptionGroup[BaseException], depth: int = 1) -> list[str]:
+    lines: list[str] = []
+    for member in group.exceptions[:20]:
+        lines.append(f"{'  ' * depth}| {type(member).__name__}: {capped(message_of(member), 500)}\n")
+        try:
+            last = traceback.format_tb(member.__traceback__, limit=-3)
+        except Exception:
+            last = []
+        lines.extend(last)
+        if isinstance(member, BaseExceptionGroup) and depth < 5:
+            lines.extend(_members(member, depth + 1))  # pyright: ignore[reportUnknownArgumentType]
+    return lines
+
+
+def capped(text: str, most: int) -> str:
+    """At most `most` bytes of UTF-8, the head and the tail kept, cut between characters."""
+    if len(text) <= most // 4:
+        return text
+    data = text.encode("utf-8", "backslashreplace")
+    if len(data) <= most:
+        return text
+    mark = f"\n... {len(data) - most:,} bytes left out ...\n"
+    keep = (most - len(mark)) // 2
+    head = data[:keep].decode("utf-8", "ignore")
+    tail = data[len(data) - keep :].decode("utf-8", "ignore")
+    return head + mark + tail
+
+
+def storable(text: str) -> str:
+    """Text that both databases take: NUL and lone surrogates are written out."""
+    if "\0" in text:
+        text = text.replace("\0", "\\x00")
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def one_line(error: BaseException) -> str:
+    """For a log line: type and the first line of the message, escaped."""
+    text = message_of(error).partition("\n")[0][:300]
+    kind = type(error).__name__
+    return f"{kind}: {text.encode('unicode_escape').decode()}" if text else kind

@@ -1,0 +1,59 @@
+"""Events: what hooks are told, and how they are called."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, TypeAlias
+
+logger = logging.getLogger("workq")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened to a task. (W: "Events".)
+
+    | kind | when |
+    |---|---|
+    | enqueued | after the INSERT, in the process that enqueued (`in_tx`: your transaction may still roll back) |
+    | started | when its handler is about to run |
+    | completed | after success is committed; `duration` |
+    | failed | after a failed run is stored; `error`, `duration`; `retry_at` if it runs again, None = final |
+    | retried | after `retry` (`in_tx` as above) |
+    | lost | the lease was taken over, or the task deleted, while it ran here |
+    | released | handed back unfinished by `stop`, or by `Later` |
+    """
+
+    kind: Literal["enqueued", "started", "completed", "failed", "retried", "lost", "released"]
+    id: int
+    queue: str
+    name: str
+    key: str | None
+    attempt: int
+    """From 1: failed runs before this one + 1."""
+    headers: Mapping[str, str]
+    at: datetime
+    """By this machine's clock."""
+    in_tx: bool
+    """Inside the caller's transaction, which may still roll back."""
+    duration: float | None
+    """Seconds the handler ran."""
+    error: BaseException | str | None
+    retry_at: datetime | None
+    """For `failed`: when its policy runs it again; None if it does not."""
+
+
+EventKind: TypeAlias = Literal["enqueued", "started", "completed", "failed", "retried", "lost", "released"]
+Hook: TypeAlias = Callable[[Event], object]
+
+
+def tell(hooks: Sequence[Hook], event: Event) -> None:
+    """Call every hook. What one raises is logged and changes nothing."""
+    for hook in hooks:
+        try:
+            hook(event)
+        except (Exception, asyncio.CancelledError, GeneratorExit):
+            logger.exception("the event hook %r failed on %r of task %d", hook, event.kind, event.id)

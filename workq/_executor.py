@@ -1,0 +1,256 @@
+"""The executor: one pool of workers on one queue, with a start and an end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from typing_extensions import Self
+
+from workq._checks import positive
+from workq._held import Holding
+from workq._life import Life
+from workq._migrate import check_schema
+from workq._queue import Local, Queue
+from workq._run import Middleware
+from workq._schedule import Schedule, next_run
+from workq._settings import Settings, by_key, by_name, count, queue_of
+from workq._shared import plainly
+from workq._spec import Handler
+from workq.dialect import Connection, Interrupted, Unreachable, WriterBusy
+
+logger = logging.getLogger("workq")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """What a readiness probe wants to know. Times are this machine's."""
+
+    ok: bool
+    """Running, and no loop fails for longer than it may."""
+    running: int
+    """Handlers that run now."""
+    claimed_at: datetime | None
+    """The last successful claim."""
+    beat_at: datetime | None
+    """The last successful beat."""
+    finished_at: datetime | None
+    """The last successful write of finished tasks (None: none has finished yet)."""
+
+
+class Executor:
+    """Runs the tasks of one queue with a pool of workers. (W: New, Start, Stop; Q: Worker.)
+
+    queue_name: its queue; None: the one that all its handlers name.
+    workers: how many tasks run at once here.
+    schedules: recurring tasks; each needs its handler among `handlers`.
+    middleware: `async def mw(task, call_next)` round every handler, the first outermost.
+    poll_interval: seconds between looks for due tasks when nothing wakes it; also bounds the delay of a takeover.
+    lease: seconds after which the tasks of a vanished process may be taken over; extended by a beat every lease / 3.
+    max_lost: a task whose process vanished more often than this is failed instead of being started again.
+    stop_timeout: seconds that `stop()` gives running handlers, unless it says otherwise.
+    claim_ahead: may claim a little more than it has free places for while handlers are fast.
+
+    Several may run in a process. Making one does no I/O. Raises ValueError or TypeError for settings that cannot work.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        handlers: Iterable[Handler[Any, Any]],
+        /,
+        *,
+        workers: int = 16,
+        queue_name: str | None = None,
+        schedules: Iterable[Schedule] = (),
+        middleware: Sequence[Middleware] = (),
+        poll_interval: float = 1,
+        lease: float = 30,
+        max_lost: int = 5,
+        stop_timeout: float = 30,
+        claim_ahead: bool = True,
+    ) -> None:
+        if not isinstance(queue, Queue):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"the first argument is the workq.Queue, not {type(queue).__name__}")
+        served = by_name(handlers)
+        for handler in served.values():
+            handler.codec()  # an annotation or a type that cannot work is an error now, not at the first task
+        for layer in middleware:
+            if not callable(layer):
+                raise TypeError(f"middleware is `async def mw(task, call_next)`, not {layer!r:.80}")
+        self._settings = Settings(
+            queue=queue_of(served.values(), queue_name),
+            handlers=served,
+            schedules=by_key(schedules, served),
+            middleware=tuple(middleware),
+            workers=count("workers", workers, least=1),
+            poll_interval=positive("poll_interval", poll_interval, least=0.001),
+            lease=positive("lease", lease, least=0.1),
+            max_lost=count("max_lost", max_lost, least=0),
+            stop_timeout=positive("stop_timeout", stop_timeout, zero=True),
+            claim_ahead=claim_ahead,
+            context=contextvars.copy_context(),
+        )
+        self._queue = queue
+        self._holding = Holding()
+        self._supervisor: asyncio.Task[None] | None = None
+        self._life: Life | None = None
+
+    def __repr__(self) -> str:
+        state = "new" if self._supervisor is None else "ended" if self._supervisor.done() else "running"
+        return f"<Executor queue={self._settings.queue!r} {state}, {len(self._holding)} tasks held>"
+
+    async def start(self) -> None:
+        """Begin to run tasks. Returns when every schedule has its row and the loops run.
+
+        Raises SchemaError if the table is missing, too old or too new, RuntimeError if the pool is too small or this
+        executor was started before, and whatever the database or a schedule function raises. Then nothing is left
+        behind.
+        """
+        if self._supervisor is not None:
+            raise RuntimeError("an Executor has one life: make a new one to start again")
+        loop = asyncio.get_running_loop()
+        started: asyncio.Future[None] = loop.create_future()
+        name = f"workq executor {self._settings.queue!r}"
+        self._supervisor = supervisor = loop.create_task(self._supervise(started), name=name)
+        try:
+            await asyncio.shield(started)
+        except BaseException:
+            supervisor.cancel()
+            await asyncio.wait([supervisor], timeout=2)
+            raise
+
+    async def stop(self, timeout: float | None = None) -> None:
+        """Claim nothing more, wait for running tasks, then end. Returns within `timeout` + 1 s, whatever happens.
+
+        timeout: seconds for running handlers; None: `stop_timeout`. Then they are cancelled. The tasks of those that
+        end are handed back at once; one that will not end keeps its lease until that runs out, and is named in the
+        log. May be called again, with less patience, and from any task.
+        """
+        patience = self._settings.stop_timeout if timeout is None else positive("timeout", timeout, zero=True)
+        supervisor = self._supervisor
+        if supervisor is None or supervisor.done():
+            return
+        if self._life is None:
+            supervisor.cancel()  # still starting
+        else:
+            self._life.stop(patience)
+        await asyncio.wait([supervisor], timeout=patience + 0.95)
+        if not supervisor.done():
+            logger.error("%r did not end in time and was abandoned", self)
+            supervisor.cancel()
+
+    async def run(self) -> None:
+        """Start, and run until cancelled or stopped. A second cancellation is `stop(0)`. Raises what `start` raises."""
+        await self.start()
+        assert self._supervisor is not None
+        try:
+            await asyncio.shield(self._supervisor)
+        except asyncio.CancelledError:
+            await self._stop_twice()
+            raise
+
+    async def _stop_twice(self) -> None:
+        try:
+            await self.stop()
+        except asyncio.CancelledError:
+            await self.stop(0)
+            raise
+
+    async def __aenter__(self) -> Self:
+        """Start."""
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Stop."""
+        await self._stop_twice()
+
+    def health(self) -> Health:
+        """How the loops are doing; no I/O."""
+        life, supervisor = self._life, self._supervisor
+        if life is None or supervisor is None:
+            return Health(ok=False, running=0, claimed_at=None, beat_at=None, finished_at=None)
+        return Health(
+            ok=not supervisor.done() and not life.overdue(),
+            running=len(life.workers.jobs),
+            claimed_at=life.claiming.succeeded_at,
+            beat_at=life.beating.succeeded_at,
+            finished_at=life.finishing.succeeded_at,
+        )
+
+    async def _supervise(self, started: asyncio.Future[None]) -> None:
+        """Everything between start and stop is inside this one task, so that they may be called from any other."""
+        async with AsyncExitStack() as stack:
+            try:
+                life = await self._begin(stack)
+            except (Interrupted, Unreachable, WriterBusy) as error:
+                await stack.aclose()
+                started.set_exception(plainly(error))
+                return
+            except BaseException as error:
+                await stack.aclose()
+                if not started.done():
+                    started.set_exception(error)
+                return
+            self._life = life
+            started.set_result(None)
+            try:
+                await life.live()
+            except Exception:
+                logger.exception("%r ended by an error of workq's own", self)
+                raise
+
+    async def _begin(self, stack: AsyncExitStack) -> Life:
+        dialect, settings = self._queue.dialect, self._settings
+        local = Local(
+            queue=settings.queue,
+            names=frozenset(settings.handlers),
+            schedules=tuple((settings.queue, name, key) for name, key in settings.schedules),
+            holding=self._holding,
+            ring=self._ring,
+        )
+        await stack.enter_async_context(self._queue.attached(local))
+        stack.callback(dialect.reserve(3))
+        name = f"executor of queue {settings.queue!r}"
+        claim, finish = (dialect.connection(f"{name}, {purpose}") for purpose in ("claim", "finish"))
+        beat = dialect.connection(f"{name}, beat", first=True)
+
+        async def give_back() -> None:
+            await asyncio.gather(claim.close(), finish.close(), beat.close())
+
+        stack.push_async_callback(give_back)
+        await check_schema(dialect, claim)
+        await self._make_schedules(claim)
+        return Life(settings, self._queue, self._holding, claim=claim, finish=finish, beat=beat)
+
+    async def _make_schedules(self, connection: Connection) -> None:
+        schedules = self._settings.schedules
+        if not schedules:
+            return
+        store = self._queue.store
+        now = await store.now(connection)
+        await store.insert_schedules(
+            connection,
+            [
+                (
+                    self._settings.queue,
+                    name,
+                    key,
+                    self._queue.checked_payload(schedule.handler.codec().dumps(schedule.payload)),
+                    schedule.handler.priority,
+                    next_run(schedule.when, now),
+                )
+                for (name, key), schedule in schedules.items()
+            ],
+        )
+
+    def _ring(self) -> None:
+        if self._life is not None:
+            self._life.rung.set()

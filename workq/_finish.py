@@ -1,0 +1,185 @@
+"""Writes how runs ended: what gathered while the last write was under way goes out in the next one.
+
+Nothing waits when idle, and under load one statement ends hundreds of tasks. No statement waits for a foreign row
+lock: a row that somebody's transaction holds is left out, and tried again later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, TypeAlias
+
+from workq._clock import Clock
+from workq._describe import one_line
+from workq._ending import Ending, Settled
+from workq._held import Held
+from workq._store import Store
+from workq._task import Lease
+from workq.dialect import Connection, Interrupted, Unreachable, Urgency, WriterBusy
+
+logger = logging.getLogger("workq")
+
+URGENCY = Urgency(timeout=10)
+PAGE = 500
+LONGEST_WAIT = 1.0
+"""Seconds between looks at a row that somebody's transaction holds."""
+
+Verdict: TypeAlias = Literal["written", "locked", "lost"]
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """The end of one run, until it is written."""
+
+    held: Held
+    ending: Ending
+    duration: float | None
+    unsure: bool = False
+    """A write was sent whose reply was lost."""
+    refused: bool = False
+    """The database would not store it as it was."""
+    due: float = 0.0
+    wait: float = 0.01
+
+
+def verdict(entry: Entry, row: Lease | None, *, within_lease: bool) -> Verdict:
+    """What became of an entry that its statement did not return; `row` is its row as last committed."""
+    lease = entry.held.lease
+    if row == lease:
+        return "locked"
+    if entry.ending.settled is None:
+        # Gone: by our own lost reply, most likely, as long as nobody else could have claimed and finished it.
+        return "written" if row is None and entry.unsure and within_lease else "lost"
+    if row is not None and row.version == lease.version + 1 and row.token == lease.token:
+        return "written"  # an update leaves the token, so this one was ours
+    return "lost"
+
+
+class Finisher:
+    """Gathers endings and writes them, on a connection of its own."""
+
+    def __init__(
+        self,
+        store: Store,
+        connection: Connection,
+        clock: Clock,
+        most: int,
+        written: Callable[[Entry, datetime | None], None],
+        lost: Callable[[Entry], None],
+    ) -> None:
+        self._store = store
+        self._connection = connection
+        self._clock = clock
+        self._most = most
+        self._written = written
+        self._lost = lost
+        self._entries: dict[Entry, None] = {}
+        self._arrived = asyncio.Event()
+
+    @property
+    def full(self) -> bool:
+        """So much waits to be written that nothing more should be claimed."""
+        return len(self._entries) >= self._most
+
+    def put(self, entry: Entry) -> None:
+        """Have an ending written."""
+        self._entries[entry] = None
+        self._arrived.set()
+
+    async def wait(self) -> None:
+        """Wait until there is something to write."""
+        while True:
+            self._arrived.clear()
+            now = self._clock.monotonic()
+            due = min((entry.due for entry in self._entries), default=None)
+            if due is not None and due <= now:
+                return
+            try:
+                async with asyncio.timeout(None if due is None else due - now):
+                    await self._arrived.wait()
+            except TimeoutError:
+                return
+
+    async def once(self) -> None:
+        """Write what is due, at most a page of it."""
+        now = self._clock.monotonic()
+        page = [entry for entry in self._entries if entry.due <= now][:PAGE]
+        try:
+            await self._write(page)
+        except (Interrupted, Unreachable, WriterBusy) as error:
+            for entry in page:
+                entry.unsure = entry.unsure or isinstance(error, Interrupted)
+            raise
+        except Exception as error:
+            if len(page) == 1:
+                self._give_in(page[0], error)
+            for entry in page:
+                await self._alone(entry)
+
+    async def _alone(self, entry: Entry) -> None:
+        """One by one: a statement failed, and an ending that the database refuses must hold up nobody."""
+        if entry not in self._entries:
+            return
+        try:
+            await self._write([entry])
+        except (Interrupted, Unreachable, WriterBusy):
+            raise
+        except Exception as error:
+            self._give_in(entry, error)
+
+    def _give_in(self, entry: Entry, error: Exception) -> None:
+        """The database refuses to store this ending: fail the task with that, in words it will take."""
+        text = f"the end of the run could not be stored: {one_line(error)}"
+        logger.log(logging.DEBUG if entry.refused else logging.ERROR, "task %d: %s", entry.held.lease.id, text)
+        entry.refused = True
+        settled = Settled(failed=True, attempt=entry.held.claimed.attempt + 1, error=text)
+        entry.due = self._clock.monotonic() + entry.wait
+        entry.wait = min(entry.wait * 2, LONGEST_WAIT)
+        entry.ending = Ending("failed", settled, text)
+
+    async def _write(self, page: Sequence[Entry]) -> None:
+        deletes = [entry for entry in page if entry.ending.settled is None]
+        updates = [(entry, entry.ending.settled) for entry in page if entry.ending.settled is not None]
+        left_out: list[Entry] = []
+        if deletes:
+            ids = await self._store.succeed(self._connection, [entry.held.lease for entry in deletes], URGENCY)
+            left_out += self._done(deletes, dict.fromkeys(ids))
+        if updates:
+            rows = [(entry.held.lease, settled) for entry, settled in updates]
+            run_ats = await self._store.settle(self._connection, rows, URGENCY)
+            left_out += self._done([entry for entry, _ in updates], run_ats)
+        if left_out:
+            await self._look(left_out)
+
+    def _done(self, entries: Sequence[Entry], returned: dict[int, datetime] | dict[int, None]) -> list[Entry]:
+        left_out: list[Entry] = []
+        for entry in entries:
+            id = entry.held.lease.id
+            if id in returned:
+                del self._entries[entry]
+                self._written(entry, returned[id])
+            else:
+                left_out.append(entry)
+        return left_out
+
+    async def _look(self, entries: Sequence[Entry]) -> None:
+        rows = await self._store.look(self._connection, [entry.held.lease.id for entry in entries], URGENCY)
+        now = self._clock.monotonic()
+        for entry in entries:
+            within_lease = now < entry.held.alive_until
+            match verdict(entry, rows.get(entry.held.lease.id), within_lease=within_lease):
+                case "locked":
+                    entry.due = now + entry.wait
+                    entry.wait = min(entry.wait * 2, LONGEST_WAIT)
+                case "written":
+                    if entry.ending.settled is None:
+                        logger.info("task %d is gone; it was most likely our own finish", entry.held.lease.id)
+                    del self._entries[entry]
+                    self._written(entry, None)
+                case "lost":
+                    del self._entries[entry]
+                    self._lost(entry)

@@ -1,0 +1,54 @@
+"""Keeps held leases alive, and notices those that are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+from workq._caution import Caution
+from workq._clock import Clock
+from workq._held import Held, Holding
+from workq._store import Store
+from workq.dialect import Connection, Urgency
+
+
+class Heartbeat:
+    """One beat extends every lease with one statement."""
+
+    def __init__(
+        self,
+        store: Store,
+        connection: Connection,
+        clock: Clock,
+        holding: Holding,
+        caution: Caution,
+        lease: float,
+        lost: Callable[[Held], None],
+    ) -> None:
+        self._store = store
+        self._connection = connection
+        self._clock = clock
+        self._holding = holding
+        self._caution = caution
+        self._lease = timedelta(seconds=lease)
+        self._urgency = Urgency(timeout=min(lease / 3, 5))
+        self._lost = lost
+
+    async def once(self) -> None:
+        """Extend the leases of everything held; report those that are no longer ours."""
+        # A row in complete(tx) is left alone: the open transaction is its lease.
+        asked = [(held, held.lease) for held in self._holding if not held.completing and not held.lost]
+        sent, wall = self._clock.monotonic(), self._clock.now()
+        if not asked:
+            return
+        alive = await self._store.extend(
+            self._connection, [lease for _, lease in asked], self._lease, self._urgency
+        )
+        self._caution.looked(sent, wall)
+        for held, lease in asked:
+            if alive.get(lease[:2]):
+                held.alive_until = sent + self._lease.total_seconds()
+            if lease[:2] in alive or held.lease is not lease or held.ended or held.completing:
+                continue  # an ended one may have been written meanwhile
+            if self._holding.has(held):
+                self._lost(held)

@@ -1,0 +1,90 @@
+"""What this executor holds: every claimed task, from the claim until its end is written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from workq._spec import Handler
+from workq._task import Claimed, Lease
+
+Why: TypeAlias = Literal["timeout", "stop", "lost"]
+
+
+@dataclass(eq=False, slots=True)
+class Held:
+    """One claimed task."""
+
+    claimed: Claimed
+    lease: Lease
+    """As claimed, or as renewed by a later claim of our own."""
+    handler: Handler[Any, Any]
+    received: float
+    """When the claim's reply came, on the monotonic clock."""
+    alive_until: float
+    """When its lease runs out unless a beat extends it, on the monotonic clock."""
+    job: asyncio.Task[None] | None = None
+    ended: bool = False
+    """The handler has ended (or never started); only the write is left."""
+    cancelled: Why | None = None
+    """Why workq asked the handler to end."""
+    lost: bool = False
+    completing: bool = False
+    """`complete(tx)` is under way or done: the open transaction is the lease."""
+
+    @property
+    def running(self) -> bool:
+        """Takes up a worker's place."""
+        return self.job is not None and not self.job.done()
+
+    def cancel(self, why: Why) -> None:
+        """Ask the handler to end. A thread cannot be asked."""
+        if self.job is None or self.ended:
+            return
+        if self.cancelled is None:
+            self.cancelled = why
+        if self.handler.is_async:
+            self.job.cancel()
+
+
+class Holding:
+    """All that is held, by id and version."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[int, int], Held] = {}
+        self.empty = asyncio.Event()
+        self.empty.set()
+
+    def __iter__(self) -> Iterator[Held]:
+        return iter(tuple(self._held.values()))
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, held: Held) -> None:
+        """Begin to hold."""
+        self._held[held.lease[:2]] = held
+        self.empty.clear()
+
+    def remove(self, held: Held) -> None:
+        """Its end is written, or it is no longer ours."""
+        if self._held.get(held.lease[:2]) is held:
+            del self._held[held.lease[:2]]
+        if not self._held:
+            self.empty.set()
+
+    def renew(self, lease: Lease, alive_until: float) -> bool:
+        """Is this a claim of a task that runs here, one version on? Then its lease is the new one."""
+        held = self._held.pop((lease.id, lease.version - 1), None)
+        if held is None:
+            return False
+        held.lease = lease
+        held.alive_until = alive_until
+        self._held[lease[:2]] = held
+        return True
+
+    def has(self, held: Held) -> bool:
+        """Still held, under the lease it has now."""
+        return self._held.get(held.lease[:2]) is held

@@ -1,0 +1,203 @@
+"""One life of an executor: its three loops (claim, finish, beat), and how they come to an end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine
+from typing import Any
+
+from workq._caution import Caution
+from workq._claim import Claimer
+from workq._finish import Finisher
+from workq._heartbeat import Heartbeat
+from workq._held import Holding
+from workq._queue import Queue
+from workq._report import Reporter
+from workq._settings import Settings
+from workq._steady import Steady
+from workq._workers import Workers
+from workq.dialect import Connection
+
+GRACE = 0.4
+"""Seconds a handler has to end after stop() cancelled it."""
+LAST_WRITES = 0.2
+"""Seconds for writing how those ended. Together with giving back connections, under the second that stop() has."""
+
+
+class Life:
+    """Built from the stages, each loop on a connection of its own; a number of free places is all that flows back."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        queue: Queue,
+        holding: Holding,
+        *,
+        claim: Connection,
+        finish: Connection,
+        beat: Connection,
+    ) -> None:
+        clock, store, lease = queue.clock, queue.store, settings.lease
+        name = f"executor of queue {settings.queue!r}"
+        self._settings = settings
+        self._queue = queue
+        self._clock = clock
+        self._holding = holding
+        self.rung = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._expired = asyncio.Event()
+        self._deadline: asyncio.TimerHandle | None = None
+        self.claiming = Steady(f"{name}: claiming", clock)
+        self.finishing = Steady(f"{name}: finishing", clock)
+        # A beat that failed is tried again within its window.
+        self.beating = Steady(f"{name}: heartbeat", clock, longest=min(lease / 6, 2))
+        self._reporter = Reporter(queue, holding)
+        caution = Caution(lease, settings.poll_interval, clock.monotonic(), clock.now())
+        self._heartbeat = Heartbeat(store, beat, clock, holding, caution, lease, self._reporter.lost)
+        self._finisher = Finisher(
+            store,
+            finish,
+            clock,
+            max(4 * settings.workers, 256),
+            self._reporter.written,
+            lambda entry: self._reporter.lost(entry.held),
+        )
+        self.workers = Workers(settings, clock, holding, self._reporter, self._finisher.put, queue.redacted)
+        self._claimer = Claimer(
+            store,
+            claim,
+            clock,
+            holding,
+            caution,
+            self._heartbeat.once,
+            queue=settings.queue,
+            names=sorted(settings.handlers),
+            schedules=list(settings.schedules),
+            lease=lease,
+            poll_interval=settings.poll_interval,
+        )
+
+    async def live(self) -> None:
+        """Run until stopped, then end within the second after the deadline."""
+        async with asyncio.TaskGroup() as loops:
+            claims = loops.create_task(self._claims(), name="workq claims")
+            others = [
+                loops.create_task(self._finishes(), name="workq finishes"),
+                loops.create_task(self._beats(), name="workq beats"),
+            ]
+            try:
+                await self._stopping.wait()
+                await self._drain(claims)
+            finally:
+                for loop in (claims, *others):
+                    loop.cancel()
+                for job in self.workers.jobs:
+                    job.cancel()  # abandoned: it was asked before, or sits in a thread
+
+    def stop(self, patience: float) -> None:
+        """Begin to end: what runs has `patience` seconds. A later call may shorten that, not lengthen it."""
+        loop = asyncio.get_running_loop()
+        at = loop.time() + patience
+        if self._deadline is None or at < self._deadline.when():
+            if self._deadline is not None:
+                self._deadline.cancel()
+            self._deadline = loop.call_at(at, self._expired.set)
+        self._stopping.set()
+        self.rung.set()
+        self.workers.freed.set()
+
+    async def _drain(self, claims: asyncio.Task[None]) -> None:
+        expired = asyncio.create_task(self._expired.wait())
+        emptied = asyncio.create_task(self._emptied(claims))
+        try:
+            await asyncio.wait([expired, emptied], return_when=asyncio.FIRST_COMPLETED)
+            if not emptied.done():
+                await self._hurry(emptied)
+        finally:
+            expired.cancel()
+            emptied.cancel()
+            if self._deadline is not None:
+                self._deadline.cancel()
+
+    async def _emptied(self, claims: asyncio.Task[None]) -> None:
+        """Nothing is being claimed, nothing held, and what hooks enqueued is stored."""
+        await asyncio.wait([claims])
+        await self._holding.empty.wait()
+        await self._queue.flush()
+
+    async def _hurry(self, emptied: asyncio.Task[None]) -> None:
+        """The deadline has passed: cancel what runs, and give it and the last writes a moment."""
+        for held in self._holding:
+            held.cancel("stop")
+        running = [held.job for held in self._holding if held.job is not None and held.handler.is_async]
+        if running:
+            await asyncio.wait(running, timeout=GRACE)
+        for held in self._holding:
+            if held.running:
+                self._reporter.abandoned(held)
+                self._holding.remove(held)
+        await asyncio.wait([emptied], timeout=LAST_WRITES)
+
+    # -- the loops: each pass is a method of a stage, which a test can call once
+
+    async def _claims(self) -> None:
+        settings, workers, clock = self._settings, self.workers, self._clock
+        while not self._stopping.is_set():
+            room = workers.free
+            if room <= 0 or self._finisher.full:
+                workers.freed.clear()
+                await workers.freed.wait()
+                continue
+            self.rung.clear()  # before the claim is sent: a ring from now on is for the next one
+            sent = clock.monotonic()
+            page, pause = await self.claiming.attempt(lambda room=room: self._claimer.once(room))
+            if page is None:
+                await self._within(pause, self._stopping.wait())
+                continue
+            received = clock.monotonic()
+            # Stopped meanwhile; or the reply took so long (the process was frozen, say) that the lease may be over.
+            late = self._stopping.is_set() or received - sent > settings.lease * 2 / 3
+            for claimed in page:
+                workers.take(claimed, received, late=late)
+            if len(page) < room:
+                # Nodes that were started together drift apart.
+                await self._within(settings.poll_interval * random.uniform(0.9, 1), self.rung.wait())
+
+    async def _finishes(self) -> None:
+        while True:
+            await self._finisher.wait()
+            _, pause = await self.finishing.attempt(self._finisher.once)
+            self.workers.freed.set()
+            if pause:
+                await self._clock.sleep(pause)
+
+    async def _beats(self) -> None:
+        while True:
+            await self._clock.sleep(self._settings.lease / 3 * random.uniform(0.9, 1))
+            while True:
+                _, pause = await self.beating.attempt(self._heartbeat.once)
+                if not pause:
+                    break
+                await self._clock.sleep(pause)
+
+    async def _within(self, seconds: float, event: Coroutine[Any, Any, object]) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await event
+        except TimeoutError:
+            pass
+
+    def overdue(self) -> bool:
+        """Is a loop's last success older than it should be?"""
+        now, settings = self._clock.now(), self._settings
+        idle = not self._holding.empty.is_set()
+        for steady, most in (
+            (self.claiming, settings.poll_interval + 10),
+            (self.beating, settings.lease),
+        ):
+            if steady.failing and (
+                steady.succeeded_at is None or (now - steady.succeeded_at).total_seconds() > most
+            ):
+                return True
+        return self.finishing.failing and idle

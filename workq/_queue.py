@@ -1,0 +1,571 @@
+"""The queue: one table, for those who put tasks in, look after them, or wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from functools import partial
+from typing import Any, Final, TypeVar, overload
+
+from typing_extensions import Unpack
+
+from workq import _json, _migrate
+from workq._bell import Announcer
+from workq._checks import check_headers, check_id, check_instant, check_key, check_name, check_size
+from workq._clock import Clock
+from workq._codec import codec_for
+from workq._errors import KeyTaken
+from workq._event import Event, EventKind, Hook, tell
+from workq._held import Holding
+from workq._new import NO_PAYLOAD, Item, NewTask, Options, item_of
+from workq._sender import Sender
+from workq._shared import Shared, plainly
+from workq._spec import P, Spec, Target, name_of
+from workq._store import Repaired, Store, parse_headers
+from workq._task import EMPTY, State, TaskRow
+from workq._wait import wait_until_done
+from workq.dialect import Connection, Dialect, Interrupted, Transaction, UniqueViolation, Unreachable, WriterBusy
+
+T = TypeVar("T")
+
+
+class _Unset(Enum):
+    UNCHANGED = 0
+
+
+UNCHANGED: Final = _Unset.UNCHANGED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Local:
+    """What the queue knows of an executor in this process: whom to wake, and what to wait for."""
+
+    queue: str
+    names: frozenset[str]
+    schedules: tuple[tuple[str, str, str], ...]
+    """(queue, name, key) of what it schedules."""
+    holding: Holding
+    ring: Callable[[], None]
+
+
+class _InLoop:
+    """What belongs to the event loop that uses the queue."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.shared = Shared(queue.dialect)
+        self.sender = Sender(queue.store, self.shared, queue._stored)  # pyright: ignore[reportPrivateUsage]
+        self.announcer = Announcer(queue.dialect, self.shared)
+        self.changed = asyncio.Event()
+        self.listening: asyncio.Task[None] | None = None
+        self.release: Callable[[], None] | None = None
+
+
+class Queue:
+    """One table of tasks in your database. Making one does no I/O and needs no running loop.
+
+    db: `workq_asyncpg.Postgres(pool)`, `workq_aiosqlite.SQLite(path)`, or what `workq.connect(url)` gives.
+    on_event: functions that are told of every event; they run in the event loop, so keep them fast.
+    max_payload: bytes of JSON a payload may have.
+    headers: called at every enqueue; what it returns travels to the handler (a trace id, say).
+    redact: sees every error text before it is stored, and returns what is to be stored.
+
+    On every writing method `tx` comes first: your connection with an open transaction, which you commit or roll back,
+    or None for "on the queue's own connection, committed at once".
+    """
+
+    def __init__(
+        self,
+        db: Dialect,
+        /,
+        *,
+        on_event: Sequence[Hook] = (),
+        max_payload: int = 1 << 20,
+        headers: Callable[[], Mapping[str, str]] | None = None,
+        redact: Callable[[str], str] | None = None,
+    ) -> None:
+        if not hasattr(db, "sql") or not hasattr(db, "fetch"):
+            raise TypeError(
+                f"Queue() takes workq_asyncpg.Postgres(pool), workq_aiosqlite.SQLite(path) or what workq.connect(url) "
+                f"gives, not {type(db).__module__}.{type(db).__qualname__}"
+            )
+        self.dialect = db
+        self.clock = Clock()
+        self.store = Store(db, self.clock)
+        self.hooks = tuple(on_event)
+        for hook in self.hooks:
+            if not callable(hook) or inspect.iscoroutinefunction(hook):
+                raise TypeError(f"an event hook is a plain function (use enqueue_soon in it), not {hook!r:.80}")
+        self._max_payload = max_payload
+        self._headers = headers
+        self._redact = redact
+        self._locals: list[Local] = []
+        self._rings: dict[str, Callable[[], None]] = {}
+        self._changes = 0
+        self._state: _InLoop | None = None
+        db.at_close(self._close)
+
+    def __repr__(self) -> str:
+        return f"<Queue {self.dialect.sql.names.table}>"
+
+    # -- the schema
+
+    async def migrate(self) -> None:
+        """Make the table, or bring it up to date. Every process may call it at its start. (Q: Migrate.)
+
+        Raises SchemaError if the table is of a newer workq, and what the database raises for a role without rights.
+        """
+        await _migrate.migrate(self.dialect)
+
+    def schema_sql(self) -> str:
+        """The SQL that makes the whole schema, for migration tools and for roles that may not create tables."""
+        return _migrate.schema_sql(self.dialect)
+
+    # -- producers
+
+    @overload
+    async def enqueue(self, tx: Transaction | None, target: Spec[None], /, **options: Unpack[Options]) -> int | None: ...
+    @overload
+    async def enqueue(
+        self, tx: Transaction | None, target: Spec[P], payload: P, /, **options: Unpack[Options]
+    ) -> int | None: ...
+    @overload
+    async def enqueue(
+        self, tx: Transaction | None, target: str, payload: object = None, /, **options: Unpack[Options]
+    ) -> int | None: ...
+    async def enqueue(
+        self, tx: Transaction | None, target: Target, payload: object = NO_PAYLOAD, /, **options: Unpack[Options]
+    ) -> int | None:
+        """Store a task inside your transaction: it exists if and only if that commits.
+
+        target: a Spec, a handler, or a bare name; for a name only JSON values are taken, and the queue is "" unless
+        `queue=` names it. Options: delay (seconds) or run_at (aware datetime), key, priority, queue, headers.
+
+        Returns the new id, or None if a live task has the key. While another open transaction holds that key, this
+        waits for it.
+
+        Raises PayloadError, ValueError or TypeError, before anything is sent, for what cannot be stored; what the
+        database raises; with None, OutcomeUnknown if its reply was lost.
+        """
+        self._check_tx(tx)
+        item = item_of(_new(target, payload, options), self._max_payload, self._common_headers())
+        if tx is None:
+            return await self._in_loop().sender.send(item)
+        (id,) = await self.store.insert(tx, False, [item])
+        self._enqueued([(item, id)], tx)
+        return id
+
+    async def enqueue_many(self, tx: Transaction | None, tasks: Iterable[NewTask], /) -> list[int | None]:
+        """Store many tasks with one statement. Returns the id of each, None for one whose key a live task has.
+
+        Raises as `enqueue`; if one task cannot be stored, none is.
+        """
+        self._check_tx(tx)
+        common = self._common_headers()
+        items: list[Item] = []
+        for place, task in enumerate(tasks):
+            if not isinstance(task, NewTask):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"enqueue_many takes workq.NewTask(target, payload, ...), not {task!r:.80}")
+            try:
+                items.append(item_of(task, self._max_payload, common))
+            except Exception as error:
+                error.add_note(f"in the task at position {place}")
+                raise
+        if tx is not None:
+            ids = await self.store.insert(tx, False, items)
+        else:
+            ids = await self._own(lambda connection: self.store.insert(connection, True, items), lost=_unknown)
+        self._enqueued(zip(items, ids, strict=True), tx)
+        return ids
+
+    @overload
+    def enqueue_soon(self, target: Spec[None], /, **options: Unpack[Options]) -> None: ...
+    @overload
+    def enqueue_soon(self, target: Spec[P], payload: P, /, **options: Unpack[Options]) -> None: ...
+    @overload
+    def enqueue_soon(self, target: str, payload: object = None, /, **options: Unpack[Options]) -> None: ...
+    def enqueue_soon(
+        self, target: Target, payload: object = NO_PAYLOAD, /, **options: Unpack[Options]
+    ) -> None:
+        """Store a task shortly, for hooks and other synchronous code in the event loop.
+
+        It is in no transaction, and lost if the process dies first; `stop()` and leaving `connect` wait for it, and a
+        failure is logged. Raises as `enqueue` for what cannot be stored, and RuntimeError outside a running loop.
+        """
+        item = item_of(_new(target, payload, options), self._max_payload, self._common_headers())
+        self._in_loop().sender.soon(item)
+
+    # -- operators
+
+    async def retry(
+        self,
+        tx: Transaction | None,
+        id: int,
+        /,
+        *,
+        run_at: datetime | None = None,
+        payload: object = UNCHANGED,
+    ) -> bool:
+        """Set a failed task free: it is waiting again, its error, attempts and lost count cleared.
+
+        run_at: when; None: now. payload: another one, as plain JSON or a typed value. (W: Retry; Q: Enable, Requeue,
+        ReplacePayloadJSON.) Returns False if there is no such failed task.
+
+        Raises KeyTaken if a live task has its key (your transaction stays usable), and as `enqueue`.
+        """
+        self._check_tx(tx)
+        checked = check_id(id)
+        at = None if run_at is None else check_instant("run_at", run_at)
+        text = None if payload is UNCHANGED else self.checked_payload(_json_text(payload))
+        try:
+            repaired = await self._do(tx, lambda on, own: self.store.retry(on, own, checked, at, text))
+            if repaired is None:
+                row = await self._do(tx, lambda on, own: self.store.get(on, own, checked))
+                if row is None or row.state != "failed" or row.key is None or row.scheduled:
+                    return False
+                raise UniqueViolation
+        except UniqueViolation:
+            raise KeyTaken(f"task {checked} cannot be retried: a live task has its key") from None
+        self._repaired([repaired], tx)
+        return True
+
+    async def retry_all(
+        self,
+        tx: Transaction | None,
+        /,
+        *,
+        target: Target | None = None,
+        queue: str | None = None,
+        error_like: str | None = None,
+        limit: int = 1000,
+    ) -> int:
+        """Set failed tasks free, the longest failed first, at most `limit`. Returns how many.
+
+        error_like: only those whose error matches this SQL pattern (`%timeout%`), whatever the case. Of several with
+        one key only one is set free, and none whose key a live task has.
+        """
+        self._check_tx(tx)
+        name = None if target is None else name_of(target)
+        if queue is not None:
+            check_name("queue", queue, empty=True)
+        if error_like is not None and "\0" in error_like:
+            raise ValueError("error_like must not contain NUL")
+        most = _limit(limit)
+        for attempt in range(5):
+            try:
+                repaired = await self._do(
+                    tx,
+                    lambda on, own: self.store.retry_all(
+                        on, own, name=name, queue=queue, error_like=error_like, limit=most
+                    ),
+                )
+            except UniqueViolation:
+                # Someone enqueued one of the keys meanwhile; nothing was done, and the next look sees it.
+                if attempt == 4:
+                    raise KeyTaken("keys of the failed tasks are being enqueued again all the time") from None
+                continue
+            self._repaired(repaired, tx)
+            return len(repaired)
+        raise AssertionError("unreachable")
+
+    async def reschedule(self, tx: Transaction | None, id: int, /, *, run_at: datetime | None = None) -> bool:
+        """Move a waiting task to another time; None: now. Returns False if there is no such waiting task."""
+        self._check_tx(tx)
+        checked = check_id(id)
+        at = None if run_at is None else check_instant("run_at", run_at)
+        queue = await self._do(tx, lambda on, own: self.store.reschedule(on, own, checked, at))
+        if queue is None:
+            return False
+        self._ring(queue, tx)
+        return True
+
+    async def disable(self, tx: Transaction | None, id: int, /) -> bool:
+        """Park a waiting task: failed, with the error "disabled", until `retry`. Frees its key; no event.
+
+        Returns False if there is no such waiting task. (Q: a disabled task.)
+        """
+        self._check_tx(tx)
+        checked = check_id(id)
+        return await self._do(tx, lambda on, own: self.store.disable(on, own, checked))
+
+    async def delete(self, tx: Transaction | None, id: int, /) -> bool:
+        """Delete a task, also a running one: what its handler still does ends in nothing. Returns False if none."""
+        self._check_tx(tx)
+        checked = check_id(id)
+        return await self._do(tx, lambda on, own: self.store.delete(on, own, checked))
+
+    async def get(self, id: int, /, *, tx: Transaction | None = None) -> TaskRow | None:
+        """The task as it stands, or None."""
+        self._check_tx(tx)
+        checked = check_id(id)
+        return await self._do(tx, lambda on, own: self.store.get(on, own, checked))
+
+    async def find(
+        self,
+        *,
+        state: State | None = None,
+        target: Target | None = None,
+        queue: str | None = None,
+        key: str | None = None,
+        limit: int = 100,
+        after: int = 0,
+        tx: Transaction | None = None,
+    ) -> list[TaskRow]:
+        """Tasks by id, those of this state, name, queue and key; `after=` the last id of the page before."""
+        self._check_tx(tx)
+        if state not in (None, "waiting", "running", "failed"):
+            raise ValueError(f"state is 'waiting', 'running' or 'failed', not {state!r:.80}")
+        name = None if target is None else name_of(target)
+        if queue is not None:
+            check_name("queue", queue, empty=True)
+        if key is not None:
+            check_key(key)
+        most, first = _limit(limit), check_id(after)
+        return await self._do(
+            tx,
+            lambda on, own: self.store.find(
+                on, own, state=state, name=name, queue=queue, key=key, limit=most, after=first
+            ),
+        )
+
+    # -- waiting
+
+    async def wait(self, *targets: Target, timeout: float | None = None) -> None:
+        """Wait until no committed, due, unfailed task of these kinds is left (none given: of any), in any queue.
+
+        Waiting and running ones count; failed, backing-off and future ones do not, nor a schedule that nobody here
+        serves. The hooks of this process have run for them when it returns. For tests, and for draining.
+
+        Raises TimeoutError, saying what is left and whether an executor here serves it.
+        """
+        names = {name_of(target) for target in targets} or None
+        self._in_loop()
+        await wait_until_done(self, names, timeout)
+
+    # -- for executors, and for `wait`
+
+    @property
+    def locals(self) -> Sequence[Local]:
+        """The executors of this process that run on this queue."""
+        return tuple(self._locals)
+
+    @property
+    def changes(self) -> int:
+        """Counts what happened here, so that a look at the table can be told from a stale one."""
+        return self._changes
+
+    @asynccontextmanager
+    async def attached(self, local: Local) -> AsyncGenerator[None]:
+        """While an executor lives here: listen for rings, and count on the queue's two connections."""
+        state = self._in_loop()
+        if not self._locals:
+            state.release = self.dialect.reserve(2)
+            state.listening = state.loop.create_task(self.dialect.listen(self._heard), name="workq listen")
+        self._locals.append(local)
+        try:
+            yield
+        finally:
+            self._locals.remove(local)
+            if not self._locals:
+                if state.release is not None:
+                    state.release()
+                if state.listening is not None:
+                    state.listening.cancel()
+                    await asyncio.wait([state.listening], timeout=0.2)
+
+    async def own(self, work: Callable[[Connection], Any]) -> Any:
+        """Run work on the queue's own connection."""
+        return await self._own(work)
+
+    def tell(self, event: Event) -> None:
+        """Call the hooks."""
+        tell(self.hooks, event)
+
+    def changed(self) -> None:
+        """Something ended here: whoever waits may look again."""
+        self._changes += 1
+        if self._state is not None:
+            self._state.changed.set()
+
+    async def change(self, seconds: float) -> None:
+        """Wait for `changed`, at most so long."""
+        event = self._in_loop().changed
+        event.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await event.wait()
+        except TimeoutError:
+            pass
+
+    async def flush(self) -> None:
+        """Wait until what `enqueue_soon` took is stored, or has failed."""
+        if self._state is not None:
+            await self._state.sender.idle.wait()
+
+    def redacted(self, text: str) -> str:
+        """An error text as it may be stored."""
+        if self._redact is None:
+            return text
+        try:
+            return str(self._redact(text))
+        except Exception as error:
+            return f"(the error is not shown: redact raised {type(error).__name__})"
+
+    def checked_payload(self, text: str) -> str:
+        """A payload's JSON text, if it is not too large."""
+        return check_size(text, self._max_payload)
+
+    # -- the parts
+
+    def _check_tx(self, tx: object) -> None:
+        if tx is not None and not hasattr(tx, "execute"):
+            raise TypeError(
+                f"the first argument is your transaction's connection, or None to commit at once, not {tx!r:.80}"
+            )
+
+    def _common_headers(self) -> Mapping[str, str] | None:
+        return None if self._headers is None else check_headers(self._headers())
+
+    def _in_loop(self) -> _InLoop:
+        state, loop = self._state, asyncio.get_running_loop()
+        if state is not None and state.loop is not loop:
+            if not state.loop.is_closed():
+                raise RuntimeError("this Queue is in use in another event loop: make one for each loop")
+            state = None
+        if state is None:
+            state = self._state = _InLoop(self)
+        return state
+
+    async def _do(
+        self, tx: Transaction | None, work: Callable[[Connection | Transaction, bool], Any]
+    ) -> Any:
+        if tx is not None:
+            return await work(tx, False)
+        return await self._own(lambda connection: work(connection, True))
+
+    async def _own(
+        self,
+        work: Callable[[Connection], Any],
+        lost: Callable[[BaseException], BaseException] | None = None,
+    ) -> Any:
+        try:
+            return await self._in_loop().shared.run(work)
+        except Interrupted as error:
+            raise (plainly(error) if lost is None else lost(plainly(error))) from None
+        except (Unreachable, WriterBusy) as error:
+            raise plainly(error) from None
+
+    def _stored(self, item: Item, id: int) -> None:
+        self._enqueued([(item, id)], None)
+        self._changes += 1
+
+    def _enqueued(self, stored: Iterable[tuple[Item, int | None]], tx: Transaction | None) -> None:
+        queues: set[str] = set()
+        for item, id in stored:
+            if id is None:
+                continue
+            if self.hooks:
+                self._tell("enqueued", id, item.queue, item.name, item.key, parse_headers(item.headers), tx)
+            if item.run_at is None and not item.delay:
+                queues.add(item.queue)
+        for queue in queues:
+            self._ring(queue, tx)
+
+    def _repaired(self, repaired: Iterable[Repaired], tx: Transaction | None) -> None:
+        for one in repaired:
+            if self.hooks:
+                self._tell("retried", one.id, one.queue, one.name, one.key, one.headers, tx)
+            self._ring(one.queue, tx)
+
+    def _tell(
+        self,
+        kind: EventKind,
+        id: int,
+        queue: str,
+        name: str,
+        key: str | None,
+        headers: Mapping[str, str],
+        tx: Transaction | None,
+    ) -> None:
+        self.tell(
+            Event(
+                kind=kind,
+                id=id,
+                queue=queue,
+                name=name,
+                key=key,
+                attempt=1,
+                headers=headers or EMPTY,
+                at=self.clock.now(),
+                in_tx=tx is not None,
+                duration=None,
+                error=None,
+                retry_at=None,
+            )
+        )
+
+    def _ring(self, queue: str, tx: Transaction | None) -> None:
+        if tx is None:
+            self._rung(queue)
+            return
+        # One callback for each queue, so that a transaction with many tasks rings once.
+        callback = self._rings.setdefault(queue, partial(self._rung, queue))
+        self._in_loop()
+        self.dialect.after(tx, callback)
+
+    def _rung(self, queue: str) -> None:
+        for local in self._locals:
+            if local.queue == queue:
+                local.ring()
+        self._in_loop().announcer.ring(queue)
+
+    def _heard(self, message: str | None) -> None:
+        ours, queue = self._in_loop().announcer.queue_in(message)
+        for local in self._locals:
+            if ours and queue in (None, local.queue):
+                local.ring()
+
+    async def _close(self) -> None:
+        """The database is about to be closed."""
+        state = self._state
+        if state is None or state.loop is not asyncio.get_running_loop():
+            return
+        try:
+            async with asyncio.timeout(5):
+                await self.flush()
+        except TimeoutError:
+            pass
+        await state.shared.close()
+
+
+def _new(target: Target, payload: object, options: Options) -> NewTask:
+    if payload is NO_PAYLOAD:
+        return NewTask(target, **options)  # type: ignore[call-overload]
+    return NewTask(target, payload, **options)  # type: ignore[arg-type]
+
+
+def _json_text(payload: object) -> str:
+    """A payload given to `retry`: plain JSON, or a typed value encoded by its own type."""
+    plain = payload is None or type(payload) in (bool, int, float, str, list, dict)
+    return _json.dumps(payload) if plain else codec_for(type(payload)).dumps(payload)
+
+
+def _limit(limit: object) -> int:
+    if isinstance(limit, bool) or not isinstance(limit, int):
+        raise TypeError(f"limit must be an int, not {limit!r:.80}")
+    if not 1 <= limit <= 1_000_000:
+        raise ValueError(f"limit must be from 1 to 1,000,000, not {limit}")
+    return limit
+
+
+def _unknown(cause: BaseException) -> BaseException:
+    from workq._errors import OutcomeUnknown
+
+    unknown = OutcomeUnknown("the reply to the INSERT was lost: the tasks may have been stored")
+    unknown.__cause__ = cause
+    return unknown

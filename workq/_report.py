@@ -1,0 +1,98 @@
+"""What hooks and the log are told when something happened to a held task."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+
+from workq._event import Event, EventKind
+from workq._finish import Entry
+from workq._held import Held, Holding
+from workq._queue import Queue
+from workq._store import parse_headers
+
+logger = logging.getLogger("workq")
+
+
+class Reporter:
+    """Tells the queue's hooks, after the fact, and lets go of what is no longer held."""
+
+    def __init__(self, queue: Queue, holding: Holding) -> None:
+        self._queue = queue
+        self._holding = holding
+
+    def started(self, held: Held) -> None:
+        """A handler is about to run."""
+        self._tell("started", held)
+
+    def written(self, entry: Entry, run_at: datetime | None) -> None:
+        """The end of a run is committed."""
+        held, ended = entry.held, entry.ending
+        if ended.kind == "failed":
+            if ended.runs_again:
+                level, what = logging.INFO, "will run again"
+            elif ended.settled is not None and not ended.settled.failed:
+                level, what = logging.WARNING, "goes on at its next time"
+            else:
+                level, what = logging.WARNING, "is kept as failed"
+            self._log(level, held, f"failed (run {held.claimed.attempt + 1}) and {what}")
+        self._tell(
+            ended.kind,
+            held,
+            duration=entry.duration,
+            error=ended.error,
+            retry_at=run_at if ended.runs_again else None,
+        )
+        self._holding.remove(held)
+        self._queue.changed()
+
+    def lost(self, held: Held) -> None:
+        """The lease was lost: whatever the handler still does, its end changes nothing."""
+        if held.lost:
+            return
+        held.lost = True
+        held.cancel("lost")
+        self._log(logging.WARNING, held, "is no longer ours: it was deleted, or its lease ran out and it was taken over")
+        self._tell("lost", held)
+        if held.ended:
+            self._holding.remove(held)
+        self._queue.changed()
+
+    def abandoned(self, held: Held) -> None:
+        """stop() could not wait for its handler."""
+        held.lost = True
+        self._log(logging.WARNING, held, "did not end when stop() asked it to; its lease runs out by itself")
+
+    def _log(self, level: int, held: Held, what: str) -> None:
+        claimed = held.claimed
+        extra = {"workq_task_id": held.lease.id, "workq_task": claimed.name, "workq_queue": claimed.queue}
+        logger.log(level, "task %d %r %s", held.lease.id, claimed.name, what, extra=extra)
+
+    def _tell(
+        self,
+        kind: EventKind,
+        held: Held,
+        *,
+        duration: float | None = None,
+        error: BaseException | str | None = None,
+        retry_at: datetime | None = None,
+    ) -> None:
+        if not self._queue.hooks:
+            return
+        claimed = held.claimed
+        self._queue.tell(
+            Event(
+                kind=kind,
+                id=claimed.lease.id,
+                queue=claimed.queue,
+                name=claimed.name,
+                key=claimed.key,
+                attempt=claimed.attempt + 1,
+                headers=parse_headers(claimed.headers),
+                at=self._queue.clock.now(),
+                in_tx=False,
+                duration=duration,
+                error=error,
+                retry_at=retry_at,
+            )
+        )

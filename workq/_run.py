@@ -1,0 +1,147 @@
+"""Runs a handler once and says how it ended. Nothing here writes to the table."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias, cast
+
+import anyio
+import anyio.to_thread
+
+from workq._ending import Raised
+from workq._errors import PayloadError
+from workq._held import Held
+from workq._outcome import Done, Fail, Later, Outcome, Result, Skip
+from workq._spec import Handler
+from workq._store import parse_headers
+from workq._task import CURRENT, Completer, Task, task_of
+
+logger = logging.getLogger("workq")
+
+Next: TypeAlias = Callable[[], Awaitable[Result]]
+Middleware: TypeAlias = Callable[[Task[Any], Next], Awaitable[Result]]
+
+_warned: set[str] = set()
+
+
+async def run_once(
+    held: Held, middleware: Sequence[Middleware], threads: anyio.CapacityLimiter, complete: Completer
+) -> tuple[Outcome | None, str | PayloadError | None]:
+    """Decode the payload and call the handler. Returns the outcome, and the payload to store.
+
+    The outcome is None if workq itself ended the run (by stop, or because the lease was lost).
+    """
+    handler, claimed = held.handler, held.claimed
+    try:
+        payload = handler.codec().loads(claimed.payload)
+    except Exception as error:
+        # Whatever the policy: a payload that does not decode today does not decode tomorrow.
+        return Fail(error), None
+    task = task_of(claimed, payload, parse_headers(claimed.headers), complete)
+    CURRENT.set(task)
+    outcome = await _call(held, task, middleware, threads)
+    if outcome is None or not (claimed.scheduled or isinstance(outcome, Later)):
+        return outcome, None
+    if not isinstance(outcome, Done | Skip | Later):
+        return outcome, None
+    return outcome, encoded(handler, task)
+
+
+def encoded(handler: Handler[Any, Any], task: Task[Any]) -> str | PayloadError:
+    """The payload as the handler left it."""
+    try:
+        return handler.codec().dumps(task.payload)
+    except PayloadError as error:
+        return error
+    except Exception as error:
+        return PayloadError(f"the payload that the handler left cannot be stored: {error!r:.500}")
+
+
+async def _call(
+    held: Held, task: Task[Any], middleware: Sequence[Middleware], threads: anyio.CapacityLimiter
+) -> Outcome | None:
+    handler = held.handler
+    alarm = None
+    if handler.timeout is not None:
+        alarm = asyncio.get_running_loop().call_later(handler.timeout, held.cancel, "timeout")
+    try:
+        outcome = outcome_of(handler, await wrapped(handler, task, middleware, threads)())
+    except BaseException as error:
+        # Only a cancellation that workq asked for is one; any other error is the handler's, of whatever kind.
+        outcome = error if isinstance(error, Outcome) else raised(error)
+    finally:
+        if alarm is not None:
+            alarm.cancel()
+    if held.cancelled == "timeout":
+        return Raised(TimeoutError(f"the handler did not end within its timeout of {handler.timeout:g} s"))
+    if held.cancelled is not None and isinstance(outcome, Raised):
+        return None
+    return outcome
+
+
+def wrapped(
+    handler: Handler[Any, Any], task: Task[Any], middleware: Sequence[Middleware], threads: anyio.CapacityLimiter
+) -> Next:
+    """The handler with the middleware round it, the first outermost."""
+
+    async def innermost() -> Result:
+        if handler.is_async:
+            return await handler.function(task)
+        # Not cancelled with the job: the thread goes on anyway. abandon_on_cancel only lets a stop that must not
+        # wait any longer leave it behind.
+        result = await anyio.to_thread.run_sync(handler.function, task, limiter=threads, abandon_on_cancel=True)
+        return await result if inspect.isawaitable(result) else result
+
+    following: Next = innermost
+    for layer in reversed(middleware):
+        following = _layer(layer, task, following)
+    return following
+
+
+def _layer(layer: Middleware, task: Task[Any], following: Next) -> Next:
+    async def call() -> Result:
+        return await layer(task, following)
+
+    return call
+
+
+def outcome_of(handler: Handler[Any, Any], result: object) -> Outcome:
+    """What a handler's return value means."""
+    if result is None:
+        return Done()
+    if isinstance(result, Outcome):
+        return result
+    if handler.name not in _warned:
+        _warned.add(handler.name)
+        logger.warning(
+            "the handler %r returned a %s, which counts as success: return None, or workq.Done(), Retry, Fail, "
+            "Skip or Later",
+            handler.name,
+            type(result).__name__,
+        )
+    return Done()
+
+
+def raised(error: BaseException) -> Outcome:
+    """What an exception means: an error, unless it is a group that holds one outcome and nothing else."""
+    if isinstance(error, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        outcomes, others = group.split(Outcome)
+        if outcomes is not None and others is None:
+            leaves = list(_leaves(outcomes))
+            if len(leaves) == 1 and isinstance(leaves[0], Outcome):
+                return leaves[0]
+    return Raised(error)
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    found: list[BaseException] = []
+    for member in group.exceptions:
+        if isinstance(member, BaseExceptionGroup):
+            found += _leaves(cast("BaseExceptionGroup[BaseException]", member))
+        else:
+            found.append(member)
+    return found

@@ -1,0 +1,107 @@
+"""Concurrent `enqueue(None, ...)` calls share one INSERT: what gathered during the last goes out with the next."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from workq._describe import one_line
+from workq._errors import OutcomeUnknown
+from workq._new import Item
+from workq._shared import Shared, plainly
+from workq._store import Store
+from workq.dialect import Connection, Interrupted, Unreachable, WriterBusy
+
+logger = logging.getLogger("workq")
+
+PAGE = 1000
+
+
+class Letter(NamedTuple):
+    """One task to store, and who waits for its id (nobody, if it came by `enqueue_soon`)."""
+
+    item: Item
+    waiting: asyncio.Future[int | None] | None
+
+
+class Sender:
+    """Gathers tasks and stores them on the queue's own connection."""
+
+    def __init__(self, store: Store, shared: Shared, stored: Callable[[Item, int], None]) -> None:
+        self._store = store
+        self._shared = shared
+        self._stored = stored
+        self._letters: list[Letter] = []
+        self._job: asyncio.Task[None] | None = None
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    async def send(self, item: Item) -> int | None:
+        """Store one task. Raises OutcomeUnknown if the reply was lost: it is never sent twice."""
+        waiting: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self._put(Letter(item, waiting))
+        return await waiting
+
+    def soon(self, item: Item) -> None:
+        """Store one task, as soon as it can be."""
+        self._put(Letter(item, None))
+
+    def _put(self, letter: Letter) -> None:
+        self._letters.append(letter)
+        self.idle.clear()
+        if self._job is None:
+            self._job = asyncio.get_running_loop().create_task(self._run(), name="workq sender")
+
+    async def _run(self) -> None:
+        try:
+            while self._letters:
+                page = self._page()
+                if page:
+                    await self._store_page(page)
+        finally:
+            self._job = None
+            self.idle.set()
+
+    def _page(self) -> list[Letter]:
+        # A caller that was cancelled before its task was sent has not enqueued it.
+        letters = [letter for letter in self._letters if letter.waiting is None or not letter.waiting.done()]
+        # Keyed ones go alone: an INSERT of theirs may have to wait for somebody's open transaction.
+        size = next((n for n, letter in enumerate(letters) if letter.item.key is not None), len(letters))
+        page, self._letters = letters[: max(min(size, PAGE), 1)], letters[max(min(size, PAGE), 1) :]
+        return page
+
+    async def _store_page(self, page: Sequence[Letter]) -> None:
+        items = [letter.item for letter in page]
+
+        async def insert(connection: Connection) -> list[int | None]:
+            return await self._store.insert(connection, True, items)
+
+        try:
+            ids = await self._shared.run(insert)
+        except Interrupted as error:
+            self._failed(page, OutcomeUnknown(f"the reply to the INSERT was lost: {one_line(plainly(error))}"))
+        except (Unreachable, WriterBusy) as error:
+            self._failed(page, plainly(error))
+        except asyncio.CancelledError:
+            self._failed(page, OutcomeUnknown("the event loop ended during the INSERT"))
+            raise
+        except Exception as error:
+            if len(page) == 1:
+                self._failed(page, error)
+            for letter in page if len(page) > 1 else ():
+                await self._store_page([letter])  # so that one the database refuses does not take others along
+        else:
+            for letter, id in zip(page, ids, strict=True):
+                if id is not None:
+                    self._stored(letter.item, id)
+                if letter.waiting is not None and not letter.waiting.done():
+                    letter.waiting.set_result(id)
+
+    def _failed(self, page: Sequence[Letter], error: BaseException) -> None:
+        for letter in page:
+            if letter.waiting is None:
+                logger.error("enqueue_soon could not store a task %r: %s", letter.item.name, one_line(error))
+            elif not letter.waiting.done():
+                letter.waiting.set_exception(error)

@@ -1,0 +1,73 @@
+"""The queue's own connection, for `None` instead of a transaction: one statement at a time, given back when idle."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from workq.dialect import Connection, Dialect, Interrupted, Unreachable, WriterBusy
+
+T = TypeVar("T")
+
+IDLE = 0.05
+"""Seconds without work after which the connection goes back: an application that closes its pool must not wait."""
+
+
+class Shared:
+    """Serialises work on one connection. A caller that is cancelled leaves its statement to end by itself."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._connection: Connection | None = None
+        self._lock = asyncio.Lock()
+        self._jobs: set[asyncio.Task[object]] = set()
+        self._idle: asyncio.TimerHandle | None = None
+
+    async def run(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """Run `work` with the connection. Raises what the driver raised where nothing was sent."""
+        job = asyncio.get_running_loop().create_task(self._run(work))
+        self._jobs.add(job)
+        job.add_done_callback(self._ended)
+        return await asyncio.shield(job)
+
+    async def _run(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        async with self._lock:
+            if self._idle is not None:
+                self._idle.cancel()
+                self._idle = None
+            if self._connection is None:
+                self._connection = self._dialect.connection("queue")
+            return await work(self._connection)
+
+    def _ended(self, job: asyncio.Task[object]) -> None:
+        self._jobs.discard(job)
+        if not job.cancelled():
+            job.exception()  # a cancelled caller is not there to see it
+        if not self._jobs and self._idle is None:
+            self._idle = job.get_loop().call_later(IDLE, self._rest)
+
+    def _rest(self) -> None:
+        self._idle = None
+        if not self._jobs:
+            job = asyncio.ensure_future(self._close())
+            self._jobs.add(job)
+            job.add_done_callback(self._jobs.discard)
+
+    async def _close(self) -> None:
+        async with self._lock:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                await connection.close()
+
+    async def close(self) -> None:
+        """Wait for what is under way and give the connection back."""
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        await self._close()
+
+
+def plainly(error: Unreachable | Interrupted | WriterBusy) -> BaseException:
+    """The error a caller knows: the driver's own."""
+    return error.__cause__ or TimeoutError(str(error))

@@ -1,0 +1,92 @@
+"""What a statement is, and the list of those that a database must have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, cast
+
+from workq._names import Names
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One statement: its text, how to bind it, how to read it."""
+
+    text: str
+    args: tuple[str | tuple[str, int], ...] = ()
+    """The parameters in the order of $1, $2, ... (PostgreSQL; SQLite's are bound by name).
+
+    `("leases", 3)`: a list of rows with three columns, which becomes three arrays.
+    """
+    instants: tuple[int, ...] = ()
+    """Positions of the result columns that are points in time (SQLite stores microseconds)."""
+    writes: bool = True
+    savepoint: bool = False
+    """A unique violation is an expected answer: it must leave the caller's transaction usable."""
+
+    def positional(self, params: Mapping[str, Any]) -> list[object]:
+        """The parameters as $1, $2, ..."""
+        values: list[object] = []
+        for arg in self.args:
+            if isinstance(arg, str):
+                values.append(params[arg])
+            else:
+                name, width = arg
+                values.extend(zip(*params[name], strict=True) if params[name] else [[] for _ in range(width)])
+        return values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statements:
+    """The statements of one database, with the table's names filled in. Instants come back as aware datetimes."""
+
+    names: Names
+    migrations: tuple[tuple[str, ...], ...]
+    """One tuple of statements per version, the first makes version 1."""
+    schema_exists: Statement | None
+    make_schema: str | None
+    make_version_table: str
+    table_exists: Statement
+    read_version: Statement
+    write_version: Statement
+
+    now: Statement
+    insert: Statement
+    insert_keyed: Statement
+    insert_schedules: Statement
+
+    claim: Statement
+    extend: Statement
+    succeed: Statement
+    settle: Statement
+    look: Statement
+
+    retry: Statement
+    retry_all: Statement
+    reschedule: Statement
+    disable: Statement
+    delete: Statement
+    get: Statement
+    find: Statement
+    find_failed: Statement
+    left: Statement
+    ring: Statement | None
+
+
+def filled(names: Names, parts: Mapping[str, object]) -> Statements:
+    """Put the table's names into every text."""
+
+    def fill(part: object) -> object:
+        if isinstance(part, Statement):
+            return replace(part, text=names.fill(part.text).strip())
+        if isinstance(part, str):
+            return names.fill(part).strip()
+        if isinstance(part, tuple):
+            return tuple(fill(item) for item in cast(tuple[object, ...], part))
+        return part
+
+    texts: dict[str, Any] = {
+        field.name: fill(parts[field.name]) for field in fields(Statements) if field.name != "names"
+    }
+    return Statements(names=names, **texts)

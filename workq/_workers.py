@@ -1,0 +1,107 @@
+"""The workers: from a claimed row to the ending that is to be written."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import anyio
+
+from workq._clock import Clock
+from workq._describe import describe
+from workq._ending import Ending, Run, ending, finish_time, hand_back, parked
+from workq._finish import Entry
+from workq._held import Held, Holding
+from workq._report import Reporter
+from workq._run import run_once
+from workq._settings import Settings
+from workq._task import Claimed, Task
+from workq.dialect import Transaction
+
+logger = logging.getLogger("workq")
+
+
+class Workers:
+    """Runs each claimed task as an asyncio task of its own, in a fresh context."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        holding: Holding,
+        reporter: Reporter,
+        put: Callable[[Entry], None],
+        redact: Callable[[str], str],
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._holding = holding
+        self._reporter = reporter
+        self._put = put
+        self._redact = redact
+        self._threads = anyio.CapacityLimiter(settings.workers)
+        self.jobs: set[asyncio.Task[None]] = set()
+        self.freed = asyncio.Event()
+        """Set when a place became free, or there is room for outcomes again."""
+
+    @property
+    def free(self) -> int:
+        """How many more may run."""
+        return self._settings.workers - len(self.jobs)
+
+    def take(self, claimed: Claimed, received: float, *, late: bool) -> None:
+        """Start a claimed task; give it back if it comes too late; park it if it kills its holders."""
+        handler = self._settings.handlers[claimed.name]
+        held = Held(claimed, claimed.lease, handler, received, alive_until=received + self._settings.lease)
+        self._holding.add(held)
+        if late:
+            self._end(held, hand_back(claimed), None)
+        elif claimed.lost > self._settings.max_lost:
+            self._end(held, parked(claimed), None)
+        else:
+            self._start(held)
+
+    def _start(self, held: Held) -> None:
+        # A context of its own for each run: nothing that a handler sets is seen by a later one.
+        job = asyncio.get_running_loop().create_task(
+            self._run(held), name=f"workq task {held.lease.id} {held.claimed.name}", context=self._settings.context.copy()
+        )
+        held.job = job
+        self.jobs.add(job)
+        job.add_done_callback(self._left)
+
+    def _left(self, job: asyncio.Task[None]) -> None:
+        self.jobs.discard(job)
+        self.freed.set()
+        if not job.cancelled() and job.exception() is not None:
+            logger.error("a run ended by an error of workq's own", exc_info=job.exception())
+
+    async def _run(self, held: Held) -> None:
+        clock, claimed, settings = self._clock, held.claimed, self._settings
+        began = clock.monotonic()
+        self._reporter.started(held)
+        outcome, payload = await run_once(held, settings.middleware, self._threads, self._complete)
+        # From here to the end nothing awaits: a cancellation can no longer part a run from its outcome.
+        ended_at = clock.monotonic()
+        if outcome is None:
+            ended = hand_back(claimed)
+        else:
+            run = Run(outcome, payload, finish_time(claimed.claimed_at, ended_at - held.received))
+            ended = ending(run, claimed, held.handler.retry, settings.when(claimed))
+        self._end(held, ended, ended_at - began)
+
+    async def _complete(self, task: Task[Any], tx: Transaction) -> None:
+        raise NotImplementedError("complete(tx)")
+
+    def _end(self, held: Held, ended: Ending, duration: float | None) -> None:
+        held.ended = True
+        if held.lost:
+            self._holding.remove(held)
+            return
+        if ended.error is not None and ended.settled is not None:
+            text = self._redact(describe(ended.error))
+            ended = replace(ended, settled=ended.settled._replace(error=text))
+        self._put(Entry(held, ended, duration))

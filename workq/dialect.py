@@ -1,0 +1,121 @@
+"""The seam between workq's core and a database: what an adapter provides, and nothing else.
+
+An adapter binds parameters, runs one statement and returns its rows by position. It knows no task and no lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from workq._names import Names, names
+from workq._sql import Statement, Statements, postgres, sqlite
+
+__all__ = ["Connection", "Dialect", "Interrupted", "Names", "Params", "Row", "Rows", "Statement", "Statements", "Transaction",
+           "UniqueViolation",
+           "Unreachable", "Urgency", "WriterBusy", "names", "postgres", "sqlite"]
+
+Row: TypeAlias = Sequence[Any]
+Rows: TypeAlias = Sequence[Row]
+Params: TypeAlias = Mapping[str, object]
+
+
+class Transaction(Protocol):
+    """What can be given as `tx`: a connection with an open transaction.
+
+    An asyncpg connection (or pool proxy), an aiosqlite connection. Pools, engines and synchronous sessions are
+    refused at run time with an error that names the remedy.
+    """
+
+    def execute(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a statement on the connection."""
+        ...
+
+
+class Unreachable(Exception):
+    """No connection could be had, for the reason in `__cause__`. Nothing was sent."""
+
+
+class Interrupted(Exception):
+    """The connection broke, or was given up for being too slow, after the statement was sent: it may have run."""
+
+
+class WriterBusy(Exception):
+    """SQLite's single writer was busy for longer than the caller was willing to wait. Nothing was done."""
+
+
+class UniqueViolation(Exception):
+    """A statement marked `savepoint` met a taken key. Nothing was done, and the transaction is usable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Urgency:
+    """How long one statement may take, in seconds."""
+
+    timeout: float
+    """From sending to the last row; past it the connection is dropped, never reused."""
+    lock_wait: float | None = None
+    """For the writer of an SQLite file, if that is to be shorter than `timeout`: then `WriterBusy`."""
+
+
+class Connection(Protocol):
+    """One connection of workq's own, used by one task at a time, opened when first used and again after it broke."""
+
+    async def fetch(self, statement: Statement, params: Params, urgency: Urgency) -> Rows:
+        """Run one statement in a transaction of its own and return its rows.
+
+        Deadlocks, serialization failures and a busy writer are retried until the timeout. A call that is
+        cancelled, or too slow, gives the connection up. Raises Unreachable, Interrupted, WriterBusy,
+        UniqueViolation, or the driver's error for a statement that failed and did nothing.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Give the connection back, at once. The next `fetch` would open it again."""
+        ...
+
+
+class Dialect(Protocol):
+    """A database that holds a table of tasks. Making one does no I/O."""
+
+    @property
+    def sql(self) -> Statements:
+        """The statements for this database and table."""
+        ...
+
+    async def fetch(self, statement: Statement, params: Params, tx: Transaction) -> Rows:
+        """Run one statement on the caller's connection and return its rows.
+
+        Raises TypeError if `tx` is not a connection of this database, and RuntimeError if a writing statement
+        comes without an open transaction.
+        """
+        ...
+
+    def connection(self, purpose: str, *, first: bool = False) -> Connection:
+        """A connection for one loop. `first`: goes before the others that wait for the same writer (beats)."""
+        ...
+
+    def reserve(self, connections: int) -> Callable[[], None]:
+        """Count on so many connections until the returned function is called.
+
+        Raises RuntimeError, naming the size needed, if the pool is too small for all that share it.
+        """
+        ...
+
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        """A transaction of workq's own that excludes every other one made here (for migrations)."""
+        ...
+
+    def after(self, tx: Transaction, callback: Callable[[], None]) -> None:
+        """Call `callback` once the caller's transaction is over. A hint: where the driver cannot tell, never."""
+        ...
+
+    async def listen(self, heard: Callable[[str | None], None]) -> None:
+        """Call `heard(queue)` (None: some queue) when tasks may have come from elsewhere, until cancelled."""
+        ...
+
+    def at_close(self, flush: Callable[[], Awaitable[None]]) -> None:
+        """Await `flush()` before the database is closed, if it is workq that closes it."""
+        ...

@@ -1,0 +1,114 @@
+"""Connections of workq's own to one file: one that writes and one that reads, each a thread of aiosqlite's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import aiosqlite
+
+from workq.dialect import Params, Rows, Statement, UniqueViolation, Unreachable, Urgency, WriterBusy
+from workq_aiosqlite._bind import bound, read
+from workq_aiosqlite._turn import turn_of
+
+OLDEST = (3, 35, 0)
+WAL_LIMIT = 64 << 20
+BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+
+
+async def opened(path: Path) -> aiosqlite.Connection:
+    """Open the file with our settings. Raises RuntimeError if this SQLite is too old."""
+    if sqlite3.sqlite_version_info < OLDEST:
+        raise RuntimeError(f"workq needs SQLite 3.35 or later (for RETURNING); this Python has {sqlite3.sqlite_version}")
+    # No busy handler: it sleeps in steps of up to 100 ms and starves beats (2.9 s at worst against 44 ms with ours).
+    conn = aiosqlite.connect(path, isolation_level=None, timeout=0)
+    thread = getattr(conn, "_thread", None)
+    if thread is not None:
+        thread.daemon = True  # a connection that was forgotten must not keep the interpreter alive
+    try:
+        await conn
+    except sqlite3.OperationalError as error:
+        raise sqlite3.OperationalError(f"{error}: {path}") from None
+    try:
+        for pragma in ("journal_mode = wal", "synchronous = normal", f"journal_size_limit = {WAL_LIMIT}"):
+            await persistently(conn, f"pragma {pragma}", {}, wait=5)
+    except BaseException:
+        await conn.close()
+        raise
+    return conn
+
+
+async def persistently(conn: aiosqlite.Connection, text: str, params: Any, *, wait: float) -> Any:
+    """Run a statement, again and again while another process writes. Raises WriterBusy after `wait` seconds."""
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + wait
+    pause = 0.0005
+    while True:
+        try:
+            return await conn.execute_fetchall(text, params)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF not in BUSY:
+                raise
+            if clock() + pause > deadline:
+                raise WriterBusy(f"another connection held SQLite's writer for {wait:g} s") from error
+        await asyncio.sleep(pause * random.uniform(0.5, 1))
+        pause = min(pause * 2, 0.005)
+
+
+class File:
+    """The open file: a writer, a reader, and whose turn it is."""
+
+    def __init__(self, path: Path, writer: aiosqlite.Connection, reader: aiosqlite.Connection) -> None:
+        self.path = path
+        self.writer = writer
+        self.reader = reader
+        status = os.stat(path)
+        self._turn = turn_of(status.st_dev, status.st_ino)
+
+    async def fetch(self, statement: Statement, params: Params, urgency: Urgency, first: bool) -> Rows:
+        """Run one statement, in a transaction of its own."""
+        if not statement.writes:
+            rows = await persistently(self.reader, statement.text, bound(params), wait=urgency.timeout)
+            return read(statement, rows)
+        wait = urgency.timeout if urgency.lock_wait is None else urgency.lock_wait
+        clock = asyncio.get_running_loop().time
+        since = clock()
+        values = bound(params)
+        await self._turn.take(first=first, wait=wait)
+        try:
+            left = max(since + wait - clock(), 0)
+            return read(statement, await persistently(self.writer, statement.text, values, wait=left))
+        except sqlite3.IntegrityError as error:
+            if statement.savepoint:
+                raise UniqueViolation from error
+            raise
+        finally:
+            self._turn.give()
+
+    async def close(self) -> None:
+        """Close both connections and end their threads."""
+        await asyncio.gather(self.writer.close(), self.reader.close())
+
+
+class SQLiteConnection:
+    """What one loop holds: the file's writer and reader are shared, so there is nothing to open or close."""
+
+    def __init__(self, file: File | None, first: bool) -> None:
+        self._file = file
+        self._first = first
+        self._pid = os.getpid()
+
+    async def fetch(self, statement: Statement, params: Params, urgency: Urgency) -> Rows:
+        """Run one statement in a transaction of its own."""
+        if os.getpid() != self._pid:
+            raise RuntimeError("this SQLite file was opened before a fork, which can corrupt it: open it in the child")
+        if self._file is None:
+            raise Unreachable("the SQLite file is not open")
+        return await self._file.fetch(statement, params, urgency, self._first)
+
+    async def close(self) -> None:
+        """Nothing to give back."""

@@ -1,0 +1,180 @@
+"""The dialect: one file, opened by `async with`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import aiosqlite
+from typing_extensions import Self
+
+from workq.dialect import Params, Rows, Statement, Statements, Transaction, names, sqlite
+from workq_aiosqlite._bind import bound, read
+from workq_aiosqlite._connection import File, SQLiteConnection, opened, persistently
+
+LOOK_EVERY = 0.01
+"""Seconds between looks at the file, 3 us each: commits of other processes are seen that soon."""
+YOUNG = 0.02
+"""Seconds: the kernel's file times are that coarse, so a younger change may hide one that came after it."""
+
+
+class SQLite:
+    """workq's table in an SQLite file (3.35 or later), opened and closed by `async with`.
+
+    It is opened in WAL mode with `synchronous=NORMAL`: a crash of the process loses nothing, a power failure may lose
+    the last commits. ":memory:" is refused, since every connection would have a database of its own.
+
+    Raises ValueError for a path or table name that cannot be used.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], /, *, table: str = "workq") -> None:
+        text = os.fspath(path)
+        if not text or text == ":memory:" or text.startswith("file:"):
+            raise ValueError(
+                f"workq needs a file, not {text!r}: every connection to a memory database would see its own. "
+                "In tests use a temporary file"
+            )
+        self._path = Path(text)
+        self._names = names("main", table)
+        self._file: File | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._flushes: list[Callable[[], Awaitable[None]]] = []
+
+    @cached_property
+    def sql(self) -> Statements:
+        """The statements for this table."""
+        return sqlite(self._names)
+
+    async def __aenter__(self) -> Self:
+        """Open the file. Raises RuntimeError if this SQLite is too old, sqlite3.OperationalError if it cannot."""
+        if self._file is not None:
+            raise RuntimeError(f"{self._path} is open already")
+        writer = await opened(self._path)
+        try:
+            reader = await opened(self._path)
+        except BaseException:
+            await writer.close()
+            raise
+        self._file = File(self._path, writer, reader)
+        self._loop = asyncio.get_running_loop()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Write what `enqueue_soon` still holds, and close the file."""
+        file = self._file
+        try:
+            for flush in self._flushes:
+                await flush()
+        finally:
+            self._file = None
+            if file is not None:
+                await file.close()
+
+    def _opened(self) -> File:
+        if self._file is None:
+            raise RuntimeError(f"{self._path} is not open: use `async with SQLite(path) as db:` or workq.connect(url)")
+        if self._loop is not asyncio.get_running_loop():
+            raise RuntimeError(f"{self._path} was opened in another event loop: open it in the loop that uses it")
+        return self._file
+
+    async def fetch(self, statement: Statement, params: Params, tx: Transaction) -> Rows:
+        """Run one statement on the caller's connection."""
+        conn = connection_of(tx)
+        file = self._file
+        if file is not None and conn in (file.writer, file.reader):
+            raise TypeError("this is the queue's own connection: open one for your transaction")
+        if statement.writes:
+            require_transaction(conn)
+        values = bound(params)
+        if conn.row_factory in (None, sqlite3.Row):
+            return read(statement, await conn.execute_fetchall(statement.text, values))
+        cursor = await conn.cursor()
+        try:
+            cursor.row_factory = None  # rows are read by position, whatever the caller makes of them
+            await cursor.execute(statement.text, values)  # type: ignore[arg-type]
+            return read(statement, await cursor.fetchall())
+        finally:
+            await cursor.close()
+
+    def connection(self, purpose: str, *, first: bool = False) -> SQLiteConnection:
+        """What one loop holds."""
+        return SQLiteConnection(self._opened(), first)
+
+    def reserve(self, connections: int) -> Callable[[], None]:
+        """All loops share the file's two connections."""
+        self._opened()
+        return lambda: None
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncGenerator[Transaction]:
+        """A transaction that excludes every other writer."""
+        self._opened()
+        conn = await opened(self._path)
+        try:
+            await persistently(conn, "begin immediate", {}, wait=30)
+            yield conn
+            await persistently(conn, "commit", {}, wait=30)
+        finally:
+            await conn.close()  # which rolls back what was not committed
+
+    def after(self, tx: Transaction, callback: Callable[[], None]) -> None:
+        """`listen` sees the commit in the file."""
+
+    async def listen(self, heard: Callable[[str | None], None]) -> None:
+        """Look at the file: whoever commits, in this process or another, changes it."""
+        seen = signature(self._path)
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            now = signature(self._path)
+            if now != seen:
+                heard(None)
+                seen = now if time.time_ns() - now[0] > YOUNG * 1e9 else (0, 0)
+
+    def at_close(self, flush: Callable[[], Awaitable[None]]) -> None:
+        """Remember what is to be written before the file is closed."""
+        self._flushes.append(flush)
+
+
+def signature(path: Path) -> tuple[int, int]:
+    """Time and size of the last change: of the write-ahead log, or of the file where there is none."""
+    for name in (f"{path}-wal", path):
+        try:
+            status = os.stat(name)
+        except OSError:
+            continue
+        return status.st_mtime_ns, status.st_size
+    return 0, 0
+
+
+def connection_of(tx: object) -> aiosqlite.Connection:
+    """The caller's connection. Raises TypeError, naming the remedy, for everything else."""
+    if isinstance(tx, aiosqlite.Connection):
+        return tx
+    if isinstance(tx, sqlite3.Connection | sqlite3.Cursor):
+        raise TypeError("a connection of the sqlite3 module would block the event loop: open one with aiosqlite")
+    raise TypeError(
+        f"tx must be an aiosqlite connection, or None to commit at once, not "
+        f"{type(tx).__module__}.{type(tx).__qualname__}"
+    )
+
+
+def require_transaction(conn: aiosqlite.Connection) -> None:
+    """Raise RuntimeError if the statement would commit at once although a transaction was promised."""
+    if conn.in_transaction:
+        return
+    raw: Any = conn._conn  # pyright: ignore[reportPrivateUsage]
+    # Python 3.12 has `autocommit`, and then isolation_level counts for nothing.
+    mode: object = getattr(raw, "autocommit", None)
+    commits_at_once = mode if isinstance(mode, bool) else conn.isolation_level is None
+    if commits_at_once:
+        raise RuntimeError(
+            "this connection has no open transaction and opens none by itself (isolation_level=None): run "
+            "`BEGIN IMMEDIATE` first, or give None instead of the connection to commit at once"
+        )

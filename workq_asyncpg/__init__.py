@@ -1,0 +1,5 @@
+"""workq on PostgreSQL through asyncpg: bind, run, return rows."""
+
+from workq_asyncpg._postgres import Postgres
+
+__all__ = ["Postgres"]

@@ -1,0 +1,143 @@
+"""A connection held by one loop: taken from the pool once, dropped when it hangs or breaks, taken again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import asyncpg
+
+from workq.dialect import Interrupted, Params, Rows, Statement, UniqueViolation, Unreachable, Urgency
+
+if TYPE_CHECKING:
+    from asyncpg.pool import PoolConnectionProxy
+
+    Pool: TypeAlias = asyncpg.Pool[Any]
+    Raw: TypeAlias = PoolConnectionProxy[Any]
+
+logger = logging.getLogger("workq")
+
+CONNECT = 2.0
+"""Seconds for a new connection at first; doubled to at most 10 s while they are not enough."""
+
+RELEASE = 0.25
+"""Seconds for the reset with which a connection goes back to the pool."""
+
+DID_NOTHING = (
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+    asyncpg.LockNotAvailableError,
+)
+"""Errors of one statement in a transaction of its own that are worth another attempt."""
+
+GONE = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.DatabaseDroppedError,
+    asyncpg.IdleSessionTimeoutError,
+    asyncpg.InterfaceError,
+    OSError,
+)
+"""Errors after which nothing is known about the statement, and the connection is of no use."""
+
+class PostgresConnection:
+    """One connection of the pool."""
+
+    def __init__(self, pool: Pool, purpose: str) -> None:
+        self._pool = pool
+        self._purpose = purpose
+        self._raw: Raw | None = None
+        self._pid = os.getpid()
+        self._connect_timeout = CONNECT
+        self._busy = False
+
+    async def fetch(self, statement: Statement, params: Params, urgency: Urgency) -> Rows:
+        """Run one statement in a transaction of its own."""
+        if os.getpid() != self._pid:
+            raise RuntimeError("this connection was opened before a fork: make the pool and the queue in the child")
+        deadline = asyncio.get_running_loop().time() + urgency.timeout
+        pauses = 0.002
+        while True:
+            try:
+                return await self._once(statement, params, deadline)
+            except DID_NOTHING:
+                left = deadline - asyncio.get_running_loop().time()
+                if left < pauses:
+                    raise
+                await asyncio.sleep(pauses * random.uniform(0.5, 1))
+                pauses = min(pauses * 2, 0.5)
+
+    async def _once(self, statement: Statement, params: Params, deadline: float) -> Rows:
+        raw = await self.raw()
+        loop = asyncio.get_running_loop()
+        # Not a timeout round the await: cancelling asyncpg's fetch sends a cancel request over a second connection,
+        # which hangs where the first one does. Ending the connection ends the fetch.
+        alarm = loop.call_at(deadline, raw.terminate)
+        self._busy = True
+        try:
+            rows: Rows = await raw.fetch(statement.text, *statement.positional(params))
+            return rows
+        except asyncio.CancelledError:
+            raw.terminate()
+            raise
+        except asyncpg.UniqueViolationError as error:
+            if statement.savepoint:
+                raise UniqueViolation from error
+            raise
+        except asyncpg.ReadOnlySQLTransactionError as error:
+            # A demoted primary: every connection of this generation leads there.
+            raw.terminate()
+            await self._pool.expire_connections()
+            raise Interrupted(f"{self._purpose}: the server became read-only") from error
+        except GONE as error:
+            if isinstance(error, asyncpg.InterfaceError) and not raw.is_closed():
+                raise  # the driver refused the statement: nothing was sent
+            raw.terminate()
+            raise Interrupted(f"{self._purpose}: the connection broke or was too slow") from error
+        finally:
+            alarm.cancel()
+            self._busy = False
+            if raw.is_closed():
+                await self._give_back()
+
+    async def raw(self) -> Raw:
+        """The open connection. Raises Unreachable."""
+        if self._raw is not None and not self._raw.is_closed():
+            return self._raw
+        await self._give_back()
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                raw = await self._pool.acquire()
+        except TimeoutError as error:
+            self._connect_timeout = min(self._connect_timeout * 2, 10)
+            raise Unreachable(f"{self._purpose}: no connection in time") from error
+        except asyncpg.InterfaceError as error:
+            raise Unreachable(f"{self._purpose}: {error}") from error
+        except (OSError, asyncpg.PostgresError) as error:
+            raise Unreachable(f"{self._purpose}: no connection") from error
+        self._connect_timeout = CONNECT
+        self._raw = raw
+        return raw
+
+    async def _give_back(self) -> None:
+        raw, self._raw = self._raw, None
+        if raw is None:
+            return
+        try:
+            async with asyncio.timeout(RELEASE * 2):
+                await self._pool.release(raw, timeout=RELEASE)
+        except Exception as error:
+            logger.debug("%s: giving the connection back failed: %s", self._purpose, type(error).__name__)
+            if not raw.is_closed():
+                raw.terminate()
+
+    async def close(self) -> None:
+        """Give the connection back, at once: a statement under way is given up."""
+        if self._busy and self._raw is not None:
+            self._raw.terminate()
+        await self._give_back()
