@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from functools import partial
 
 from workq._describe import one_line
 from workq._shared import Shared
@@ -48,15 +49,13 @@ class Announcer:
                 messages = [f"{self._sender} {queue}" for queue in self._queues]
                 self._queues.clear()
                 try:
-                    await self._shared.run(lambda connection, m=messages: self._notify(connection, m))
+                    await self._shared.run(partial(self._notify, messages))
                 except Exception as error:
                     logger.debug("a ring failed: %s", one_line(error))
                 await asyncio.sleep(EVERY)
         finally:
             self._job = None
 
-    async def _notify(self, connection: Connection, messages: list[str]) -> None:
+    async def _notify(self, messages: list[str], connection: Connection) -> None:
         assert self._statement is not None
-        await connection.fetch(
-            self._statement, {"channel": self._channel, "messages": messages}, Urgency(timeout=5)
-        )
+        await connection.fetch(self._statement, {"channel": self._channel, "messages": messages}, Urgency(timeout=5))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
-from workq._json import check_text
 from workq._errors import PayloadError
+from workq._json import check_text
 from workq._outcome import LONGEST, seconds
 
 MAX_NAME = 200
@@ -111,8 +111,10 @@ def check_size(text: str, most: int) -> str:
     """A payload's JSON text, against the queue's limit in bytes."""
     size = len(text) if text.isascii() else len(text.encode())
     if size > most:
-        raise PayloadError(f"the payload has {size} bytes of JSON; at most {most} are taken (Queue(max_payload=...)); "
-                           "store large data elsewhere and enqueue a reference to it")
+        raise PayloadError(
+            f"the payload has {size} bytes of JSON; at most {most} are taken (Queue(max_payload=...)); "
+            "store large data elsewhere and enqueue a reference to it"
+        )
     return text
 
 

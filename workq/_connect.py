@@ -61,9 +61,7 @@ def _path(rest: str) -> str:
 
 
 @asynccontextmanager
-async def _postgres(
-    dsn: str, schema: str | None, table: str, pool_size: int, listen: bool
-) -> AsyncGenerator[Dialect]:
+async def _postgres(dsn: str, schema: str | None, table: str, pool_size: int, listen: bool) -> AsyncGenerator[Dialect]:
     asyncpg = _driver("asyncpg", "asyncpg")
     adapter = _driver("workq_asyncpg", "asyncpg")
     async with asyncpg.create_pool(dsn, min_size=1, max_size=pool_size) as pool:

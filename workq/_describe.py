@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
+from typing import cast
 
 MAX_MESSAGE = 8 << 10
 MAX_TRACEBACK = 32 << 10
@@ -50,7 +52,7 @@ def traceback_of(error: BaseException) -> str:
             frames = []
         text = "".join(frames)
         if isinstance(current, BaseExceptionGroup):
-            text += "".join(_members(current))  # pyright: ignore[reportUnknownArgumentType]
+            text += "".join(_members(cast("BaseExceptionGroup[BaseException]", current)))
         if current is not error:
             text = f"caused by {type(current).__name__}: {capped(message_of(current), 500)}\n{text}"
         if text:
@@ -61,7 +63,7 @@ def traceback_of(error: BaseException) -> str:
 
 def _members(group: BaseExceptionGroup[BaseException], depth: int = 1) -> list[str]:
     lines: list[str] = []
-    for member in group.exceptions[:20]:
+    for member in cast("Sequence[BaseException]", group.exceptions)[:20]:
         lines.append(f"{'  ' * depth}| {type(member).__name__}: {capped(message_of(member), 500)}\n")
         try:
             last = traceback.format_tb(member.__traceback__, limit=-3)
@@ -69,7 +71,7 @@ def _members(group: BaseExceptionGroup[BaseException], depth: int = 1) -> list[s
             last = []
         lines.extend(last)
         if isinstance(member, BaseExceptionGroup) and depth < 5:
-            lines.extend(_members(member, depth + 1))  # pyright: ignore[reportUnknownArgumentType]
+            lines.extend(_members(cast("BaseExceptionGroup[BaseException]", member), depth + 1))
     return lines
 
 

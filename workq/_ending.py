@@ -81,13 +81,12 @@ def ending(run: Run, claimed: Claimed, policy: RetryPolicy | None, when: When | 
     match outcome:
         case Later():
             delay = timedelta(seconds=outcome.delay)
-            return Ending("released", Settled(delay=delay, payload=payload, attempt=claimed.attempt,
-                                                     keep_error=True))
+            return Ending("released", Settled(delay=delay, payload=payload, attempt=claimed.attempt, keep_error=True))
         case Done() if when is None:
             return Ending("completed", None)
         case Skip() if when is None:
             return _failed(claimed.attempt + 1, _reason(outcome, "skipped"))
-        case Done() | Skip():
+        case Done() | Skip() if when is not None:
             return _scheduled(run, when, payload, error=None)
         case Fail():
             return _failed(claimed.attempt + 1, _reason(outcome, "failed"))

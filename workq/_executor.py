@@ -9,9 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 from workq._checks import positive
 from workq._held import Holding

@@ -41,9 +41,7 @@ class Heartbeat:
         sent, wall = self._clock.monotonic(), self._clock.now()
         if not asked:
             return
-        alive = await self._store.extend(
-            self._connection, [lease for _, lease in asked], self._lease, self._urgency
-        )
+        alive = await self._store.extend(self._connection, [lease for _, lease in asked], self._lease, self._urgency)
         self._caution.looked(sent, wall)
         for held, lease in asked:
             if alive.get(lease[:2]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from workq._caution import Caution
@@ -151,7 +152,7 @@ class Life:
                 continue
             self.rung.clear()  # before the claim is sent: a ring from now on is for the next one
             sent = clock.monotonic()
-            page, pause = await self.claiming.attempt(lambda room=room: self._claimer.once(room))
+            page, pause = await self.claiming.attempt(partial(self._claimer.once, room))
             if page is None:
                 await self._within(pause, self._stopping.wait())
                 continue
@@ -196,8 +197,6 @@ class Life:
             (self.claiming, settings.poll_interval + 10),
             (self.beating, settings.lease),
         ):
-            if steady.failing and (
-                steady.succeeded_at is None or (now - steady.succeeded_at).total_seconds() > most
-            ):
+            if steady.failing and (steady.succeeded_at is None or (now - steady.succeeded_at).total_seconds() > most):
                 return True
         return self.finishing.failing and idle

@@ -41,8 +41,10 @@ async def check_schema(dialect: Dialect, conn: Connection) -> None:
     here = {"version_table": names.version_table, "version_table_name": f"{names.bare}_version"}
     found = await conn.fetch(sql.table_exists, here, PATIENT)
     if not found[0][0]:
-        raise SchemaError(f"there is no table {names.table} here: call `await queue.migrate()` once, "
-                          "or run the SQL of `queue.schema_sql()`")
+        raise SchemaError(
+            f"there is no table {names.table} here: call `await queue.migrate()` once, "
+            "or run the SQL of `queue.schema_sql()`"
+        )
     _check(await conn.fetch(sql.read_version, {}, PATIENT), len(sql.migrations), dialect)
 
 
@@ -67,8 +69,10 @@ def _check(found: Rows, latest: int, dialect: Dialect) -> None:
         raise SchemaError(f"the table {table} has no version: a migration did not end; call `await queue.migrate()`")
     version, works_from = found[0]
     if version < latest:
-        raise SchemaError(f"the table {table} has version {version}, this workq needs {latest}: "
-                          "call `await queue.migrate()`")
+        raise SchemaError(
+            f"the table {table} has version {version}, this workq needs {latest}: call `await queue.migrate()`"
+        )
     if version > latest and (works_from is None or works_from > latest):
-        raise SchemaError(f"the table {table} has version {version}, this workq knows only {latest}: "
-                          "install the newer workq here too")
+        raise SchemaError(
+            f"the table {table} has version {version}, this workq knows only {latest}: install the newer workq here too"
+        )

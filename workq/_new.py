@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, TypedDict, cast, overload
+from typing import Any, NamedTuple, TypedDict, overload
 
 from typing_extensions import Unpack
 
@@ -135,8 +135,4 @@ def ids_in_order(items: Sequence[Item], rows: Sequence[Sequence[Any]]) -> list[i
 
 def in_lock_order(items: Sequence[Item]) -> list[int]:
     """Positions of the items sorted by (queue, name, key): crossing orders of keys in two INSERTs would deadlock."""
-    return sorted(range(len(items)), key=lambda at: _lock_key(items[at]))
-
-
-def _lock_key(item: Item) -> tuple[str, str, str]:
-    return cast(tuple[str, str, str], (item.queue, item.name, item.key or ""))
+    return sorted(range(len(items)), key=lambda at: (items[at].queue, items[at].name, items[at].key or ""))

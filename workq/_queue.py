@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from functools import partial
-from typing import Any, Final, TypeVar, overload
+from typing import Any, Final, TypeVar, cast, overload
 
 from typing_extensions import Unpack
 
@@ -19,7 +19,7 @@ from workq._bell import Announcer
 from workq._checks import check_headers, check_id, check_instant, check_key, check_name, check_size
 from workq._clock import Clock
 from workq._codec import codec_for
-from workq._errors import KeyTaken
+from workq._errors import KeyTaken, OutcomeUnknown
 from workq._event import Event, EventKind, Hook, tell
 from workq._held import Holding
 from workq._new import NO_PAYLOAD, Item, NewTask, Options, item_of
@@ -129,7 +129,9 @@ class Queue:
     # -- producers
 
     @overload
-    async def enqueue(self, tx: Transaction | None, target: Spec[None], /, **options: Unpack[Options]) -> int | None: ...
+    async def enqueue(
+        self, tx: Transaction | None, target: Spec[None], /, **options: Unpack[Options]
+    ) -> int | None: ...
     @overload
     async def enqueue(
         self, tx: Transaction | None, target: Spec[P], payload: P, /, **options: Unpack[Options]
@@ -189,9 +191,7 @@ class Queue:
     def enqueue_soon(self, target: Spec[P], payload: P, /, **options: Unpack[Options]) -> None: ...
     @overload
     def enqueue_soon(self, target: str, payload: object = None, /, **options: Unpack[Options]) -> None: ...
-    def enqueue_soon(
-        self, target: Target, payload: object = NO_PAYLOAD, /, **options: Unpack[Options]
-    ) -> None:
+    def enqueue_soon(self, target: Target, payload: object = NO_PAYLOAD, /, **options: Unpack[Options]) -> None:
         """Store a task shortly, for hooks and other synchronous code in the event loop.
 
         It is in no transaction, and lost if the process dies first; `stop()` and leaving `connect` wait for it, and a
@@ -378,7 +378,7 @@ class Queue:
                     state.listening.cancel()
                     await asyncio.wait([state.listening], timeout=0.2)
 
-    async def own(self, work: Callable[[Connection], Any]) -> Any:
+    async def own(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         """Run work on the queue's own connection."""
         return await self._own(work)
 
@@ -441,18 +441,16 @@ class Queue:
             state = self._state = _InLoop(self)
         return state
 
-    async def _do(
-        self, tx: Transaction | None, work: Callable[[Connection | Transaction, bool], Any]
-    ) -> Any:
+    async def _do(self, tx: Transaction | None, work: Callable[[Connection | Transaction, bool], Awaitable[T]]) -> T:
         if tx is not None:
             return await work(tx, False)
         return await self._own(lambda connection: work(connection, True))
 
     async def _own(
         self,
-        work: Callable[[Connection], Any],
+        work: Callable[[Connection], Awaitable[T]],
         lost: Callable[[BaseException], BaseException] | None = None,
-    ) -> Any:
+    ) -> T:
         try:
             return await self._in_loop().shared.run(work)
         except Interrupted as error:
@@ -544,9 +542,7 @@ class Queue:
 
 
 def _new(target: Target, payload: object, options: Options) -> NewTask:
-    if payload is NO_PAYLOAD:
-        return NewTask(target, **options)  # type: ignore[call-overload]
-    return NewTask(target, payload, **options)  # type: ignore[arg-type]
+    return NewTask(cast(Any, target), payload, **options)
 
 
 def _json_text(payload: object) -> str:
@@ -564,8 +560,6 @@ def _limit(limit: object) -> int:
 
 
 def _unknown(cause: BaseException) -> BaseException:
-    from workq._errors import OutcomeUnknown
-
     unknown = OutcomeUnknown("the reply to the INSERT was lost: the tasks may have been stored")
     unknown.__cause__ = cause
     return unknown

@@ -52,7 +52,9 @@ class Reporter:
             return
         held.lost = True
         held.cancel("lost")
-        self._log(logging.WARNING, held, "is no longer ours: it was deleted, or its lease ran out and it was taken over")
+        self._log(
+            logging.WARNING, held, "is no longer ours: it was deleted, or its lease ran out and it was taken over"
+        )
         self._tell("lost", held)
         if held.ended:
             self._holding.remove(held)

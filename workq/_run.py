@@ -88,12 +88,15 @@ def wrapped(
     """The handler with the middleware round it, the first outermost."""
 
     async def innermost() -> Result:
+        result: Result
         if handler.is_async:
-            return await handler.function(task)
+            result = await handler.function(task)
+            return result
         # Not cancelled with the job: the thread goes on anyway. abandon_on_cancel only lets a stop that must not
         # wait any longer leave it behind.
-        result = await anyio.to_thread.run_sync(handler.function, task, limiter=threads, abandon_on_cancel=True)
-        return await result if inspect.isawaitable(result) else result
+        returned: Any = await anyio.to_thread.run_sync(handler.function, task, limiter=threads, abandon_on_cancel=True)
+        result = await returned if inspect.isawaitable(returned) else returned
+        return result
 
     following: Next = innermost
     for layer in reversed(middleware):
@@ -139,7 +142,7 @@ def raised(error: BaseException) -> Outcome:
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
     found: list[BaseException] = []
-    for member in group.exceptions:
+    for member in cast("Sequence[BaseException]", group.exceptions):
         if isinstance(member, BaseExceptionGroup):
             found += _leaves(cast("BaseExceptionGroup[BaseException]", member))
         else:

@@ -108,8 +108,8 @@ SOONEST = timedelta(milliseconds=1)
 
 def next_run(when: When, last: datetime) -> datetime:
     """The run after one that ended at `last`: never at or before it. Raises ValueError for what is no time."""
-    following: object = when(last)
-    if not isinstance(following, datetime):
+    following = when(last)
+    if not isinstance(following, datetime):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"the schedule returned {following!r:.80} instead of a datetime")
     if following.tzinfo is None or following.utcoffset() is None:
         raise ValueError(f"the schedule returned the naive datetime {following}; return an aware one")

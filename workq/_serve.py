@@ -6,8 +6,9 @@ import asyncio
 import logging
 import signal
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from contextlib import contextmanager
+from typing import Any
 
 from workq._executor import Executor
 
@@ -25,11 +26,13 @@ async def serve(*executors: Executor) -> None:
     if not executors:
         raise ValueError("serve() needs at least one executor")
     asked = asyncio.Queue[None]()
+    waiting: list[asyncio.Task[None]]
     with watched(lambda: asked.put_nowait(None)):
         running = [asyncio.create_task(executor.run(), name="workq serve") for executor in executors]
         signalled = asyncio.create_task(asked.get())
         try:
-            await asyncio.wait([signalled, *running], return_when=asyncio.FIRST_COMPLETED)
+            waiting = [signalled, *running]
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
             signalled.cancel()
             await _stop(executors, running, asked)
@@ -38,19 +41,21 @@ async def serve(*executors: Executor) -> None:
             task.result()
 
 
-async def _stop(
-    executors: tuple[Executor, ...], running: list[asyncio.Task[None]], asked: asyncio.Queue[None]
-) -> None:
-    stopping = asyncio.gather(*(executor.stop() for executor in executors))
+async def _stop(executors: tuple[Executor, ...], running: list[asyncio.Task[None]], asked: asyncio.Queue[None]) -> None:
+    stopping = asyncio.create_task(_all(executor.stop() for executor in executors))
     again = asyncio.create_task(asked.get())
     try:
         await asyncio.wait([stopping, again], return_when=asyncio.FIRST_COMPLETED)
     finally:
         again.cancel()
         if not stopping.done():
-            await asyncio.gather(*(executor.stop(0) for executor in executors))
+            await _all(executor.stop(0) for executor in executors)
         await stopping
     await asyncio.wait(running, timeout=1)
+
+
+async def _all(stops: Iterable[Coroutine[Any, Any, None]]) -> None:
+    await asyncio.gather(*stops)
 
 
 @contextmanager

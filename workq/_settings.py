@@ -65,9 +65,7 @@ def queue_of(handlers: Collection[Handler[Any, Any]], queue_name: str | None) ->
     return queues.pop()
 
 
-def by_key(
-    schedules: Iterable[Schedule], handlers: Mapping[str, Handler[Any, Any]]
-) -> dict[tuple[str, str], Schedule]:
+def by_key(schedules: Iterable[Schedule], handlers: Mapping[str, Handler[Any, Any]]) -> dict[tuple[str, str], Schedule]:
     """The schedules by (name, key). Raises ValueError for doubles and for handlers that are not served here."""
     if isinstance(schedules, Schedule):
         raise TypeError("give a list of schedules: schedules=[Schedule(...)]")

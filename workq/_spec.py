@@ -6,7 +6,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Awaitable, Callable
-from typing import Any, Generic, Protocol, TypeAlias, cast, overload
+from typing import Any, Generic, Protocol, TypeAlias, overload
 
 from typing_extensions import TypeVar
 
@@ -146,9 +146,7 @@ def handler(
     timeout: float | None = None,
 ) -> _Named: ...
 @overload
-def handler(
-    spec: Spec[P], /, *, retry: RetryPolicy | None = None, timeout: float | None = None
-) -> _Specified[P]: ...
+def handler(spec: Spec[P], /, *, retry: RetryPolicy | None = None, timeout: float | None = None) -> _Specified[P]: ...
 def handler(
     spec: Spec[Any] | str,
     /,
@@ -174,7 +172,8 @@ def handler(
             raise TypeError("queue and priority belong to the Spec: Spec(name, Type, queue=..., priority=...)")
         kind = spec
     else:
-        kind = Spec[Any](spec, _BY_ANNOTATION, queue=queue or "", priority=priority or 0)  # type: ignore[arg-type]
+        named: Any = _BY_ANNOTATION
+        kind = Spec[Any](spec, named, queue=queue or "", priority=priority or 0)
     if retry is not None and not callable(retry):
         raise TypeError(f"retry must be linear(...), exponential(...) or a function, not {retry!r:.80}")
     limit = None if timeout is None else positive("timeout", timeout)
@@ -195,7 +194,7 @@ def handler(
 def require_handler(given: object) -> Handler[Any, Any]:
     """Raise TypeError, naming the remedy, unless this is a Handler."""
     if isinstance(given, Handler):
-        return cast("Handler[Any, Any]", given)
+        return given  # pyright: ignore[reportUnknownVariableType]
     if isinstance(given, Spec):
         raise TypeError(f"{given!r} has no function: decorate one with @workq.handler({given.name!r}) or the spec")
     raise TypeError(f"{given!r:.80} is no handler: decorate the function with @workq.handler(name)")
@@ -280,7 +279,7 @@ def _innermost(function: Any) -> Any:
     """The function below partials, bound methods, wrappers and callable objects."""
     while True:
         if isinstance(function, functools.partial):
-            function = cast("functools.partial[Any]", function).func
+            function = function.func  # pyright: ignore[reportUnknownVariableType,reportUnknownMemberType]
         elif inspect.ismethod(function):
             function = function.__func__
         elif hasattr(function, "__wrapped__"):

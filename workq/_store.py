@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from workq import _json
 from workq._clock import Clock
@@ -81,7 +81,7 @@ def parse_headers(text: str | None) -> Mapping[str, str]:
         return EMPTY
     if not isinstance(parsed, dict):
         return EMPTY
-    pairs: dict[Any, Any] = parsed
+    pairs = cast("dict[str, object]", parsed)
     return MappingProxyType({key: value for key, value in pairs.items() if isinstance(value, str)})
 
 
@@ -106,8 +106,9 @@ class Store:
 
     async def now(self, conn: Connection) -> datetime:
         """The time that decides what is due."""
-        rows = await self._own(conn, self._sql.now, {})
-        return rows[0][0]
+        ((now,),) = await self._own(conn, self._sql.now, {})
+        assert isinstance(now, datetime)
+        return now
 
     async def claim(self, conn: Connection, wanted: Wanted, urgency: Urgency) -> list[Claimed]:
         """Take due tasks, in the order they are to start."""
@@ -196,9 +197,7 @@ class Store:
         params = {"name": name, "queue": queue, "error_like": error_like, "limit": limit}
         return [repaired_of(row) for row in await self._on(at, own, self._sql.retry_all, params)]
 
-    async def reschedule(
-        self, at: Connection | Transaction, own: bool, id: int, run_at: datetime | None
-    ) -> str | None:
+    async def reschedule(self, at: Connection | Transaction, own: bool, id: int, run_at: datetime | None) -> str | None:
         """Move a waiting task. Returns its queue."""
         rows = await self._on(at, own, self._sql.reschedule, {"id": id, "run_at": run_at})
         return rows[0][1] if rows else None
@@ -238,9 +237,7 @@ def claimed_of(row: Row, queue: str, token: int) -> Claimed:
     """A row of the claim's RETURNING."""
     id, version, name, key, scheduled, priority, run_at, attempt, lost, payload, headers, now = row
     lease = Lease(id, version, token)
-    return Claimed(
-        lease, queue, name, key, bool(scheduled), priority, run_at, attempt, lost, payload, headers, now
-    )
+    return Claimed(lease, queue, name, key, bool(scheduled), priority, run_at, attempt, lost, payload, headers, now)
 
 
 def repaired_of(row: Row) -> Repaired:
@@ -250,8 +247,26 @@ def repaired_of(row: Row) -> Repaired:
 
 def row_of(row: Row) -> TaskRow:
     """A row of `get` or `find`. A payload that is not JSON (someone wrote it by hand) is shown as its text."""
-    (id, queue, name, key, state, scheduled, priority, payload, headers, created_at, run_at, attempt, lost, node,
-     locked_until, failed_at, finished_at, error) = row
+    (
+        id,
+        queue,
+        name,
+        key,
+        state,
+        scheduled,
+        priority,
+        payload,
+        headers,
+        created_at,
+        run_at,
+        attempt,
+        lost,
+        node,
+        locked_until,
+        failed_at,
+        finished_at,
+        error,
+    ) = row
     try:
         parsed: Any = _json.loads(payload)
     except ValueError:

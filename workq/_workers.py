@@ -67,7 +67,9 @@ class Workers:
     def _start(self, held: Held) -> None:
         # A context of its own for each run: nothing that a handler sets is seen by a later one.
         job = asyncio.get_running_loop().create_task(
-            self._run(held), name=f"workq task {held.lease.id} {held.claimed.name}", context=self._settings.context.copy()
+            self._run(held),
+            name=f"workq task {held.lease.id} {held.claimed.name}",
+            context=self._settings.context.copy(),
         )
         held.job = job
         self.jobs.add(job)

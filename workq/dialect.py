@@ -13,9 +13,25 @@ from typing import Any, Protocol, TypeAlias
 from workq._names import Names, names
 from workq._sql import Statement, Statements, postgres, sqlite
 
-__all__ = ["Connection", "Dialect", "Interrupted", "Names", "Params", "Row", "Rows", "Statement", "Statements", "Transaction",
-           "UniqueViolation",
-           "Unreachable", "Urgency", "WriterBusy", "names", "postgres", "sqlite"]
+__all__ = [
+    "Connection",
+    "Dialect",
+    "Interrupted",
+    "Names",
+    "Params",
+    "Row",
+    "Rows",
+    "Statement",
+    "Statements",
+    "Transaction",
+    "UniqueViolation",
+    "Unreachable",
+    "Urgency",
+    "WriterBusy",
+    "names",
+    "postgres",
+    "sqlite",
+]
 
 Row: TypeAlias = Sequence[Any]
 Rows: TypeAlias = Sequence[Row]

@@ -23,7 +23,7 @@ BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 async def opened(path: Path) -> aiosqlite.Connection:
     """Open the file with our settings. Raises RuntimeError if this SQLite is too old."""
     if sqlite3.sqlite_version_info < OLDEST:
-        raise RuntimeError(f"workq needs SQLite 3.35 or later (for RETURNING); this Python has {sqlite3.sqlite_version}")
+        raise RuntimeError(f"workq needs SQLite 3.35 or later for RETURNING; this Python has {sqlite3.sqlite_version}")
     # No busy handler: it sleeps in steps of up to 100 ms and starves beats (2.9 s at worst against 44 ms with ours).
     conn = aiosqlite.connect(path, isolation_level=None, timeout=0)
     thread = getattr(conn, "_thread", None)

@@ -10,10 +10,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, cast
 
 import aiosqlite
-from typing_extensions import Self
 
 from workq.dialect import Params, Rows, Statement, Statements, Transaction, names, sqlite
 from workq_aiosqlite._bind import bound, read
@@ -98,7 +97,7 @@ class SQLite:
         cursor = await conn.cursor()
         try:
             cursor.row_factory = None  # rows are read by position, whatever the caller makes of them
-            await cursor.execute(statement.text, values)  # type: ignore[arg-type]
+            await cursor.execute(statement.text, cast(Any, values))
             return read(statement, await cursor.fetchall())
         finally:
             await cursor.close()

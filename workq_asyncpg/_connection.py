@@ -45,6 +45,7 @@ GONE = (
 )
 """Errors after which nothing is known about the statement, and the connection is of no use."""
 
+
 class PostgresConnection:
     """One connection of the pool."""
 

@@ -190,8 +190,19 @@ update {table} t
 returning t.id, t.version, t.name, t.key, t.scheduled, t.priority, t.run_at, t.attempt, t.lost,
           t.payload::text, t.headers::text, statement_timestamp()
 """,
-    args=("queue", "names", "limit", "token", "lease", ("cursor", 4), ("schedules", 2), "tokens", "takeover", "suspects",
-          "node"),
+    args=(
+        "queue",
+        "names",
+        "limit",
+        "token",
+        "lease",
+        ("cursor", 4),
+        ("schedules", 2),
+        "tokens",
+        "takeover",
+        "suspects",
+        "node",
+    ),
     instants=(6, 11),
 )
 

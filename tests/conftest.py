@@ -1,0 +1,95 @@
+"""The databases: SQLite in a temporary file, PostgreSQL from the machine and from the wheel, a schema for each test."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+import workq
+from support import Database, PostgresDatabase, SQLiteDatabase
+from workq.testing._server import Server, ServerMissing, launch
+
+SOURCES = ("machine", "wheel")
+_numbers = itertools.count(1)
+
+
+class Servers:
+    """One PostgreSQL server for each source, started when first asked for."""
+
+    def __init__(self) -> None:
+        self._servers: dict[str, Server] = {}
+
+    def url(self, source: str) -> str:
+        if source not in self._servers:
+            self._servers[source] = self._launch(source)
+        return self._servers[source].url
+
+    def _launch(self, source: str) -> Server:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("WORKQ_TEST_POSTGRES", source)
+            try:
+                return launch()
+            except ServerMissing as missing:
+                # A machine without a server of its own is no reason to fail: the wheel is what CI must have.
+                if os.environ.get("CI") and source == "wheel":
+                    raise
+                pytest.skip(str(missing))
+
+    def remove(self) -> None:
+        for server in self._servers.values():
+            server.remove()
+
+
+@pytest.fixture(scope="session")
+def servers() -> Generator[Servers]:
+    found = Servers()
+    yield found
+    found.remove()
+
+
+async def _postgres(url: str) -> AsyncGenerator[Database]:
+    schema = f"t{os.getpid()}_{next(_numbers)}"
+    yield PostgresDatabase(url, schema)
+    conn = await asyncpg.connect(url)
+    await conn.execute(f'drop schema if exists "{schema}" cascade')
+    await conn.close()
+
+
+@pytest_asyncio.fixture(params=["sqlite", *SOURCES])
+async def database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Database]:
+    """Either kind of database: a test that takes this never asks which one it has."""
+    if request.param == "sqlite":
+        yield SQLiteDatabase(tmp_path / "test.db")
+        return
+    servers: Servers = request.getfixturevalue("servers")
+    async for database in _postgres(servers.url(request.param)):
+        yield database
+
+
+@pytest_asyncio.fixture(params=SOURCES)
+async def postgres(request: pytest.FixtureRequest, servers: Servers) -> AsyncGenerator[PostgresDatabase]:
+    """PostgreSQL only, for what only it can do."""
+    async for database in _postgres(servers.url(request.param)):
+        assert isinstance(database, PostgresDatabase)
+        yield database
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> SQLiteDatabase:
+    """SQLite only, for what only it can do."""
+    return SQLiteDatabase(tmp_path / "test.db")
+
+
+@pytest_asyncio.fixture
+async def queue(database: Database) -> AsyncGenerator[workq.Queue]:
+    """A migrated queue without hooks."""
+    async with database.open() as db:
+        queue = workq.Queue(db)
+        await queue.migrate()
+        yield queue

@@ -1,0 +1,221 @@
+"""What the tests stand on: a database of either kind, and small ways to see and to wait."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import aiosqlite
+import asyncpg
+
+import workq
+from workq.dialect import Dialect
+
+SOON = 10.0
+"""Seconds after which a test gives up waiting for what must happen. No test passes by it."""
+
+
+class Caller(Protocol):
+    """An application's connection with an open transaction."""
+
+    tx: workq.Transaction
+
+    async def execute(self, sql: str) -> None:
+        """Run one statement of the application's own."""
+        ...
+
+    async def commit(self) -> None: ...
+    async def rollback(self) -> None: ...
+
+
+class Database(Protocol):
+    """A database with a table of its own for one test."""
+
+    url: str
+    schema: str | None
+    table: str
+    """Qualified and quoted."""
+
+    def open(self, **options: Any) -> AbstractAsyncContextManager[Dialect]:
+        """workq.connect, with this test's schema."""
+        ...
+
+    def caller(self) -> AbstractAsyncContextManager[Caller]:
+        """An application's connection, its transaction begun; rolled back unless the test commits."""
+        ...
+
+    async def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        """Run a statement beside everything else, committed. `{table}` is filled in."""
+        ...
+
+    async def age(self, id: int, seconds: float) -> None:
+        """Let time pass for one task: it was due, and its lease ends, so much earlier."""
+        ...
+
+
+class PostgresDatabase:
+    """A schema of its own on the session's server."""
+
+    def __init__(self, url: str, schema: str) -> None:
+        self.url = url
+        self.schema: str | None = schema
+        self.table = f'"{schema}"."workq"'
+
+    def open(self, **options: Any) -> AbstractAsyncContextManager[Dialect]:
+        return workq.connect(self.url, schema=self.schema, **options)
+
+    @asynccontextmanager
+    async def caller(self) -> AsyncGenerator[Caller]:
+        conn = await asyncpg.connect(self.url)
+        try:
+            await conn.execute("begin")
+            yield PostgresCaller(conn)
+        finally:
+            await conn.close()
+
+    async def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        conn = await asyncpg.connect(self.url)
+        try:
+            return [tuple(row) for row in await conn.fetch(sql.replace("{table}", self.table))]
+        finally:
+            await conn.close()
+
+    async def age(self, id: int, seconds: float) -> None:
+        await self.rows(
+            f"update {{table}} set run_at = run_at - interval '{seconds} s', "
+            f"locked_until = locked_until - interval '{seconds} s' where id = {id}"
+        )
+
+
+class PostgresCaller:
+    def __init__(self, conn: asyncpg.Connection[Any]) -> None:
+        self._conn = conn
+        self.tx = cast(workq.Transaction, conn)
+
+    async def execute(self, sql: str) -> None:
+        await self._conn.execute(sql)
+
+    async def commit(self) -> None:
+        await self._conn.execute("commit")
+
+    async def rollback(self) -> None:
+        await self._conn.execute("rollback")
+
+
+class SQLiteDatabase:
+    """A file of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.url = f"sqlite:///{path}"
+        self.schema: str | None = None
+        self.table = '"main"."workq"'
+
+    def open(self, **options: Any) -> AbstractAsyncContextManager[Dialect]:
+        return workq.connect(self.url, **options)
+
+    @asynccontextmanager
+    async def caller(self) -> AsyncGenerator[Caller]:
+        async with aiosqlite.connect(self.path) as conn:
+            await conn.execute("begin immediate")
+            yield SQLiteCaller(conn)
+
+    async def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        async with aiosqlite.connect(self.path, isolation_level=None) as conn:
+            return [tuple(row) for row in await conn.execute_fetchall(sql.replace("{table}", self.table))]
+
+    async def age(self, id: int, seconds: float) -> None:
+        micros = int(seconds * 1e6)
+        await self.rows(
+            f"update {{table}} set run_at = run_at - {micros}, locked_until = locked_until - {micros} where id = {id}"
+        )
+
+
+class SQLiteCaller:
+    def __init__(self, conn: aiosqlite.Connection) -> None:
+        self._conn = conn
+        self.tx = cast(workq.Transaction, conn)
+
+    async def execute(self, sql: str) -> None:
+        await self._conn.execute(sql)
+
+    async def commit(self) -> None:
+        await self._conn.commit()
+
+    async def rollback(self) -> None:
+        await self._conn.rollback()
+
+
+class Events(list[workq.Event]):
+    """A hook that remembers, and can be waited on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._came = asyncio.Condition()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __call__(self, event: workq.Event) -> None:
+        self.append(event)
+        task = asyncio.get_running_loop().create_task(self._tell())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tell(self) -> None:
+        async with self._came:
+            self._came.notify_all()
+
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self]
+
+    def count(self, kind: str) -> int:  # type: ignore[override]
+        return sum(event.kind == kind for event in self)
+
+    async def until(self, kind: str, number: int = 1, timeout: float = SOON) -> workq.Event:
+        """Wait until `number` events of a kind came, and return the last of them."""
+        async with asyncio.timeout(timeout), self._came:
+            await self._came.wait_for(lambda: self.count(kind) >= number)
+        return [event for event in self if event.kind == kind][number - 1]
+
+
+class Runs:
+    """Counts starts by payload, and lets a test hold handlers where it wants them."""
+
+    def __init__(self) -> None:
+        self.started: Counter[Any] = Counter()
+        self.order: list[Any] = []
+        self.running: set[Any] = set()
+        self.go = asyncio.Event()
+        self._came = asyncio.Event()
+
+    async def hold(self, payload: Any) -> None:
+        """For a handler: say that it runs, and wait for `go`."""
+        self.started[payload] += 1
+        self.order.append(payload)
+        self.running.add(payload)
+        self._came.set()
+        try:
+            await self.go.wait()
+        finally:
+            self.running.discard(payload)
+            self._came.set()
+
+    async def until(self, fact: Callable[[], bool], timeout: float = SOON) -> None:
+        """Wait until a fact holds, looking whenever a handler begins or ends."""
+        async with asyncio.timeout(timeout):
+            while not fact():
+                self._came.clear()
+                await self._came.wait()
+
+
+async def eventually(fact: Callable[[], Awaitable[object]], timeout: float = SOON) -> None:
+    """Wait until a look at the outside world is true."""
+    async with asyncio.timeout(timeout):
+        for pause in itertools.chain((0.001, 0.002, 0.005, 0.01), itertools.repeat(0.02)):
+            if await fact():
+                return
+            await asyncio.sleep(pause)
