@@ -782,6 +782,68 @@ def test_a_model_is_refused_without_its_values() -> None:
     assert "hunter2" not in str(caught.value)
 
 
+# All together
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()) | st.binary() | st.decimals()
+    | st.datetimes() | st.dates() | st.timedeltas() | st.uuids() | st.sampled_from([Color.RED, Level.LOW, Word.HI]),
+    lambda inner: st.lists(inner)
+    | st.tuples(inner, inner)
+    | st.dictionaries(st.text(st.characters()) | st.integers() | st.booleans() | st.uuids(), inner)
+    | st.builds(Loose, inner, st.none() | st.floats())
+    | st.builds(Email, inner, inner)
+    | st.builds(Key, inner)
+    | st.builds(Item, inner, inner, inner)
+    | st.builds(Box[Any], inner)
+    | st.builds(Point, inner, inner)
+    | st.builds(Model.model_construct, name=inner, ratio=inner),
+    max_leaves=6,
+)  # fmt: skip
+
+keys = st.text(st.characters()) | st.integers() | st.booleans()
+SHAPES: list[tuple[Any, Any]] = [
+    (dict[str, Any], st.dictionaries(st.text(st.characters()), anything)),
+    (list[Any], st.lists(anything)),
+    (Loose, st.builds(Loose, anything, st.none() | st.floats())),
+    (Loose | None, st.none() | st.builds(Loose, anything, anything)),
+    (Item, st.builds(Item, st.text(st.characters()), anything, st.floats() | st.integers())),
+    (Email | int, st.builds(Email, anything, st.text())),
+    (Box[Any], st.builds(Box[Any], anything)),
+    (Box[int | None], st.builds(Box[Any], anything)),
+    (Point, st.builds(Point, anything, st.integers())),
+    (Model, st.builds(Model.model_construct, name=st.text() | anything, count=anything, ratio=st.floats() | anything)),
+    (int | float | None, st.none()),
+    (dict[int, Any], st.dictionaries(keys, anything)),
+    (tuple[Any, ...], st.lists(anything).map(tuple)),
+    (set[Any], st.sets(st.integers() | st.text() | st.floats() | st.binary() | st.uuids() | st.booleans() | st.none())),
+    (Decimal, st.decimals() | st.floats()),
+    (datetime, st.datetimes(timezones=st.none() | st.just(UTC)) | st.dates()),
+    (timedelta, st.timedeltas()),
+    (bytes, st.binary()),
+]
+
+
+@pytest.mark.parametrize("library", ["msgspec", "pydantic", "builtin"])
+@pytest.mark.parametrize(("kind", "shaped"), SHAPES, ids=lambda value: str(value)[:30])
+def test_whatever_is_accepted_comes_back_equal(library: str, kind: Any, shaped: Any) -> None:
+    try:
+        codec = codec_with(library, kind)
+    except TypeError:
+        assert library == "builtin"
+        return
+
+    @given(shaped | anything)
+    def comes_back_or_is_refused(payload: Any) -> None:
+        try:
+            text = codec.dumps(payload)
+        except PayloadError:
+            return
+        assert codec.loads(text) == payload
+        _json.loads(text)
+
+    comes_back_or_is_refused()
+
+
 # Which codec, and what if there is none
 
 

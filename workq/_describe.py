@@ -51,8 +51,9 @@ def traceback_of(error: BaseException) -> str:
         except Exception:
             frames = []
         text = "".join(frames)
-        if isinstance(current, BaseExceptionGroup):
-            text += "".join(_members(cast("BaseExceptionGroup[BaseException]", current)))
+        group = as_group(current)
+        if group is not None:
+            text += "".join(_members(group))
         if current is not error:
             text = f"caused by {type(current).__name__}: {capped(message_of(current), 500)}\n{text}"
         if text:
@@ -70,9 +71,15 @@ def _members(group: BaseExceptionGroup[BaseException], depth: int = 1) -> list[s
         except Exception:
             last = []
         lines.extend(last)
-        if isinstance(member, BaseExceptionGroup) and depth < 5:
-            lines.extend(_members(cast("BaseExceptionGroup[BaseException]", member), depth + 1))
+        nested = as_group(member)
+        if nested is not None and depth < 5:
+            lines.extend(_members(nested, depth + 1))
     return lines
+
+
+def as_group(error: BaseException) -> BaseExceptionGroup[BaseException] | None:
+    """The error as a group, if it is one."""
+    return cast("BaseExceptionGroup[BaseException]", error) if isinstance(error, BaseExceptionGroup) else None
 
 
 def capped(text: str, most: int) -> str:

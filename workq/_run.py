@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, cast
 import anyio
 import anyio.to_thread
 
+from workq._describe import as_group
 from workq._ending import Raised
 from workq._errors import PayloadError
 from workq._held import Held
@@ -130,8 +131,8 @@ def outcome_of(handler: Handler[Any, Any], result: object) -> Outcome:
 
 def raised(error: BaseException) -> Outcome:
     """What an exception means: an error, unless it is a group that holds one outcome and nothing else."""
-    if isinstance(error, BaseExceptionGroup):
-        group = cast("BaseExceptionGroup[BaseException]", error)
+    group = as_group(error)
+    if group is not None:
         outcomes, others = group.split(Outcome)
         if outcomes is not None and others is None:
             leaves = list(_leaves(outcomes))
@@ -143,8 +144,6 @@ def raised(error: BaseException) -> Outcome:
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
     found: list[BaseException] = []
     for member in cast("Sequence[BaseException]", group.exceptions):
-        if isinstance(member, BaseExceptionGroup):
-            found += _leaves(cast("BaseExceptionGroup[BaseException]", member))
-        else:
-            found.append(member)
+        nested = as_group(member)
+        found += [member] if nested is None else _leaves(nested)
     return found
