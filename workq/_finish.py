@@ -28,7 +28,7 @@ PAGE = 500
 LONGEST_WAIT = 1.0
 """Seconds between looks at a row that somebody's transaction holds."""
 
-Verdict: TypeAlias = Literal["written", "locked", "lost"]
+Verdict: TypeAlias = Literal["written", "completed", "locked", "lost"]
 
 
 @dataclass(eq=False, slots=True)
@@ -51,6 +51,10 @@ def verdict(entry: Entry, row: Lease | None, *, within_lease: bool) -> Verdict:
     lease = entry.held.lease
     if row == lease:
         return "locked"
+    if entry.held.completing:
+        # Gone or changed: complete(tx) was committed, unless the very next change was somebody else's claim.
+        taken = row is not None and row.version == lease.version + 1 and row.token != lease.token
+        return "lost" if taken else "completed"
     if entry.ending.settled is None:
         # Gone: by our own lost reply, most likely, as long as nobody else could have claimed and finished it.
         return "written" if row is None and entry.unsure and within_lease else "lost"
@@ -178,6 +182,10 @@ class Finisher:
                 case "written":
                     if entry.ending.settled is None:
                         logger.info("task %d is gone; it was most likely our own finish", entry.held.lease.id)
+                    del self._entries[entry]
+                    self._written(entry, None)
+                case "completed":
+                    entry.ending = Ending("completed", None)
                     del self._entries[entry]
                     self._written(entry, None)
                 case "lost":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
 from workq._spec import Handler
@@ -32,7 +33,9 @@ class Held:
     """Why workq asked the handler to end."""
     lost: bool = False
     completing: bool = False
-    """`complete(tx)` is under way or done: the open transaction is the lease."""
+    """`complete(tx)` was called: the open transaction is the lease."""
+    moves_to: tuple[datetime, str] | None = None
+    """What `complete(tx)` writes for a schedule: its next run and payload, as of the first call."""
 
     @property
     def running(self) -> bool:

@@ -64,7 +64,7 @@ class Life:
             self._reporter.written,
             lambda entry: self._reporter.lost(entry.held),
         )
-        self.workers = Workers(settings, clock, holding, self._reporter, self._finisher.put, queue.redacted)
+        self.workers = Workers(settings, store, clock, holding, self._reporter, self._finisher.put, queue.redacted)
         self._claimer = Claimer(
             store,
             claim,

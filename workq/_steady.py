@@ -16,6 +16,9 @@ logger = logging.getLogger("workq")
 
 T = TypeVar("T")
 
+PATIENCE = 10.0
+"""Seconds of a busy SQLite writer before the log says so."""
+
 
 class Steady:
     """The attempts of one loop, and when it last succeeded."""
@@ -27,6 +30,8 @@ class Steady:
         self._longest = longest
         self._pauses = growing(0.05, longest)
         self.failing = False
+        self._failing_since = 0.0
+        self._warned = False
 
     async def attempt(self, once: Callable[[], Awaitable[T]]) -> tuple[T | None, float]:
         """Run one pass. Returns its result, and the pause before the next: 0 unless it failed."""
@@ -35,20 +40,28 @@ class Steady:
         except Exception as error:
             return None, self._failed(error)
         if self.failing:
-            logger.info("%s: working again", self.name)
-            self.failing = False
+            if self._warned:
+                logger.info("%s: working again", self.name)
+            self.failing = self._warned = False
             self._pauses = growing(0.05, self._longest)
         self.succeeded_at = self._clock.now()
         return result, 0
 
     def _failed(self, error: Exception) -> float:
         pause = next(self._pauses)
+        now = self._clock.monotonic()
+        if not self.failing:
+            self.failing, self._failing_since = True, now
         expected = isinstance(error, Interrupted | Unreachable | WriterBusy)
+        # A transaction of the application's that keeps SQLite's writer for some seconds is nobody's fault.
+        quiet = self._warned or (isinstance(error, WriterBusy) and now - self._failing_since < PATIENCE)
+        self._warned = self._warned or not quiet
         cause = error.__cause__ if expected and error.__cause__ is not None else error
-        text = f"{error}: {one_line(cause)}" if cause is not error else one_line(error)
-        if self.failing:
-            logger.debug("%s failed again, next try in %.2g s: %s", self.name, pause, text)
-        else:
-            logger.warning("%s failed, will go on trying: %s", self.name, text, exc_info=None if expected else error)
-        self.failing = True
+        logger.log(
+            logging.DEBUG if quiet else logging.WARNING,
+            "%s failed and is tried again: %s",
+            self.name,
+            one_line(error) if cause is error else f"{error}: {one_line(cause)}",
+            exc_info=None if expected or quiet else error,
+        )
         return pause

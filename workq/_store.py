@@ -143,6 +143,16 @@ class Store:
         rows = await self._own(conn, self._sql.look, {"ids": sorted(ids)}, urgency)
         return {row[0]: Lease(row[0], row[1], row[2] or 0) for row in rows}
 
+    async def complete(self, tx: Transaction, lease: Lease) -> bool:
+        """Delete a task inside its handler's transaction. False: it was not ours."""
+        params = {"id": lease.id, "version": lease.version, "token": lease.token}
+        return bool(await self._on(tx, False, self._sql.complete, params))
+
+    async def complete_schedule(self, tx: Transaction, lease: Lease, run_at: datetime, payload: str) -> bool:
+        """Move a schedule on inside its handler's transaction. False: it was not ours."""
+        params = {"id": lease.id, "version": lease.version, "token": lease.token, "run_at": run_at, "payload": payload}
+        return bool(await self._on(tx, False, self._sql.complete_schedule, params))
+
     async def insert_schedules(self, conn: Connection, rows: Sequence[tuple[object, ...]]) -> None:
         """Make the rows (queue, name, key, payload, priority, run_at) that do not exist yet."""
         await self._own(conn, self._sql.insert_schedules, {"items": sorted(rows, key=lambda row: row[:3])})

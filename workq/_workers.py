@@ -6,18 +6,22 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import anyio
 
 from workq._clock import Clock
+from workq._complete import complete
 from workq._describe import describe
-from workq._ending import Ending, Run, ending, finish_time, hand_back, parked
+from workq._ending import Ending, Raised, Run, ending, finish_time, hand_back, parked
 from workq._finish import Entry
 from workq._held import Held, Holding
+from workq._outcome import Done, Later, Skip
 from workq._report import Reporter
 from workq._run import run_once
 from workq._settings import Settings
+from workq._store import Store
 from workq._task import Claimed, Task
 from workq.dialect import Transaction
 
@@ -30,6 +34,7 @@ class Workers:
     def __init__(
         self,
         settings: Settings,
+        store: Store,
         clock: Clock,
         holding: Holding,
         reporter: Reporter,
@@ -37,6 +42,7 @@ class Workers:
         redact: Callable[[str], str],
     ) -> None:
         self._settings = settings
+        self._store = store
         self._clock = clock
         self._holding = holding
         self._reporter = reporter
@@ -85,9 +91,12 @@ class Workers:
         clock, claimed, settings = self._clock, held.claimed, self._settings
         began = clock.monotonic()
         self._reporter.started(held)
-        outcome, payload = await run_once(held, settings.middleware, self._threads, self._complete)
+        outcome, payload = await run_once(held, settings.middleware, self._threads, partial(self._complete, held))
         # From here to the end nothing awaits: a cancellation can no longer part a run from its outcome.
         ended_at = clock.monotonic()
+        if held.completing and isinstance(outcome, Done | Skip | Later):
+            # Written only if the row is still ours when the transaction is over: then it was rolled back.
+            outcome, payload = Raised(RuntimeError("complete(tx) was called, but tx was not committed")), None
         if outcome is None:
             ended = hand_back(claimed)
         else:
@@ -95,8 +104,8 @@ class Workers:
             ended = ending(run, claimed, held.handler.retry, settings.when(claimed))
         self._end(held, ended, ended_at - began)
 
-    async def _complete(self, task: Task[Any], tx: Transaction) -> None:
-        raise NotImplementedError("complete(tx)")
+    async def _complete(self, held: Held, task: Task[Any], tx: Transaction) -> None:
+        await complete(held, task, tx, self._store, self._clock, self._settings.when(held.claimed))
 
     def _end(self, held: Held, ended: Ending, duration: float | None) -> None:
         held.ended = True

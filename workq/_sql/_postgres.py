@@ -276,6 +276,28 @@ LOOK = Statement(
     writes=False,
 )
 
+# In the caller's transaction, which is the lease from then on: takeover skips the locked row. These two wait for the
+# row, which at most a beat of our own holds for a moment.
+COMPLETE = Statement(
+    """
+delete from {table}
+ where id = $1 and version = $2 and locked_by = $3
+returning id
+""",
+    args=("id", "version", "token"),
+)
+
+COMPLETE_SCHEDULE = Statement(
+    """
+update {table}
+   set run_at = $4, payload = $5::text::json, attempt = 0, error = null, lost = 0,
+       finished_at = clock_timestamp(), locked_until = null, version = version + 1
+ where id = $1 and version = $2 and locked_by = $3
+returning id
+""",
+    args=("id", "version", "token", "run_at", "payload"),
+)
+
 RETRY = Statement(
     """
 update {table} t
@@ -436,6 +458,8 @@ def postgres(names: Names) -> Statements:
             "succeed": SUCCEED,
             "settle": SETTLE,
             "look": LOOK,
+            "complete": COMPLETE,
+            "complete_schedule": COMPLETE_SCHEDULE,
             "retry": RETRY,
             "retry_all": RETRY_ALL,
             "reschedule": RESCHEDULE,

@@ -222,6 +222,25 @@ LOOK = Statement(
     writes=False,
 )
 
+# In the caller's transaction, which keeps every other writer out.
+COMPLETE = Statement(
+    """
+delete from {table}
+ where id = :id and version = :version and locked_by = :token
+returning id
+"""
+)
+
+COMPLETE_SCHEDULE = Statement(
+    """
+update {table}
+   set run_at = :run_at, payload = :payload, attempt = 0, error = null, lost = 0,
+       finished_at = :now, locked_until = null, version = version + 1
+ where id = :id and version = :version and locked_by = :token
+returning id
+"""
+)
+
 # A live task with the same key: the row stays as it is, and the caller looks why.
 RETRY = Statement(
     """
@@ -365,6 +384,8 @@ def sqlite(names: Names) -> Statements:
             "succeed": SUCCEED,
             "settle": SETTLE,
             "look": LOOK,
+            "complete": COMPLETE,
+            "complete_schedule": COMPLETE_SCHEDULE,
             "retry": RETRY,
             "retry_all": RETRY_ALL,
             "reschedule": RESCHEDULE,

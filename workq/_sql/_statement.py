@@ -61,6 +61,8 @@ class Statements:
     succeed: Statement
     settle: Statement
     look: Statement
+    complete: Statement
+    complete_schedule: Statement
 
     retry: Statement
     retry_all: Statement

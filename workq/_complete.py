@@ -1,0 +1,43 @@
+"""`task.complete(tx)`: the end of a task inside its handler's own transaction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workq._clock import Clock
+from workq._ending import finish_time
+from workq._errors import LeaseLost, PayloadError
+from workq._held import Held
+from workq._run import encoded
+from workq._schedule import When, next_run
+from workq._store import Store
+from workq._task import Task
+from workq.dialect import Transaction
+
+
+async def complete(held: Held, task: Task[Any], tx: Transaction, store: Store, clock: Clock, when: When | None) -> None:
+    """Delete the row, or move the schedule on, on the caller's connection.
+
+    From here on beats leave the row alone: the open transaction is its lease. May be called again in another
+    transaction after one that rolled back; the payload and next run stay those of the first call.
+    """
+    if held.lost or held.ended:
+        raise LeaseLost(f"task {task.id} is no longer this run's: roll back what was done in its name")
+    if when is not None and held.moves_to is None:
+        payload = encoded(held.handler, task)
+        if isinstance(payload, PayloadError):
+            raise payload
+        finished_at = finish_time(held.claimed.claimed_at, clock.monotonic() - held.received)
+        held.moves_to = next_run(when, finished_at), payload
+    held.completing = True
+    try:
+        if held.moves_to is None:
+            ours = await store.complete(tx, held.lease)
+        else:
+            ours = await store.complete_schedule(tx, held.lease, *held.moves_to)
+    except Exception:
+        held.completing = False  # nothing was done: the beats go on
+        raise
+    if not ours:
+        held.completing = False
+        raise LeaseLost(f"task {task.id} was taken over or deleted: roll back what was done in its name")
