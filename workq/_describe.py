@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
 from typing import cast
 
+import anyio
+
+_OURS = tuple(str(Path(str(package.__file__)).parent) + os.sep for package in (anyio, sys.modules["workq"]))
 MAX_MESSAGE = 8 << 10
 MAX_TRACEBACK = 32 << 10
 MAX_FRAMES = 40
@@ -47,7 +54,7 @@ def traceback_of(error: BaseException) -> str:
     while current is not None and id(current) not in seen and len(parts) < 10:
         seen.add(id(current))
         try:
-            frames = traceback.format_tb(current.__traceback__, limit=-MAX_FRAMES)
+            frames = traceback.format_tb(_from_handler(current.__traceback__), limit=-MAX_FRAMES)
         except Exception:
             frames = []
         text = "".join(frames)
@@ -60,6 +67,14 @@ def traceback_of(error: BaseException) -> str:
             parts.append(text)
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
     return capped("\n".join(parts), MAX_TRACEBACK)
+
+
+def _from_handler(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without the frames of workq (and of the thread) that led to the handler."""
+    found = trace
+    while found is not None and found.tb_frame.f_code.co_filename.startswith(_OURS):
+        found = found.tb_next
+    return trace if found is None else found
 
 
 def _members(group: BaseExceptionGroup[BaseException], depth: int = 1) -> list[str]:

@@ -30,6 +30,7 @@ from workq._store import Repaired, Store, parse_headers
 from workq._task import EMPTY, State, TaskRow
 from workq._wait import wait_until_done
 from workq.dialect import Connection, Dialect, Interrupted, Transaction, UniqueViolation, Unreachable, WriterBusy
+from workq.sqlalchemy import is_sqlalchemy
 
 T = TypeVar("T")
 
@@ -424,6 +425,7 @@ class Queue:
 
     def _check_tx(self, tx: object) -> None:
         if tx is not None and not hasattr(tx, "execute"):
+            is_sqlalchemy(tx)  # which knows better what is wrong with an engine or a session maker
             raise TypeError(
                 f"the first argument is your transaction's connection, or None to commit at once, not {tx!r:.80}"
             )

@@ -14,7 +14,9 @@ from typing import Any, Self, cast
 
 import aiosqlite
 
+from workq import sqlalchemy
 from workq.dialect import Params, Rows, Statement, Statements, Transaction, names, sqlite
+from workq.sqlalchemy import is_sqlalchemy
 from workq_aiosqlite._bind import bound, read
 from workq_aiosqlite._connection import File, SQLiteConnection, opened, persistently
 
@@ -85,13 +87,15 @@ class SQLite:
 
     async def fetch(self, statement: Statement, params: Params, tx: Transaction) -> Rows:
         """Run one statement on the caller's connection."""
+        values = bound(params)
+        if is_sqlalchemy(tx):
+            return read(statement, await sqlalchemy.run(tx, "aiosqlite", statement, values))
         conn = connection_of(tx)
         file = self._file
         if file is not None and conn in (file.writer, file.reader):
             raise TypeError("this is the queue's own connection: open one for your transaction")
         if statement.writes:
             require_transaction(conn)
-        values = bound(params)
         if conn.row_factory in (None, sqlite3.Row):
             return read(statement, await conn.execute_fetchall(statement.text, values))
         cursor = await conn.cursor()

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
+from workq import sqlalchemy
 from workq.dialect import Params, Rows, Statement, Statements, Transaction, UniqueViolation, names, postgres
+from workq.sqlalchemy import is_sqlalchemy
 from workq_asyncpg._bell import Doorbell, listen_on
 from workq_asyncpg._connection import PostgresConnection
 
@@ -59,8 +61,10 @@ class Postgres:
 
     async def fetch(self, statement: Statement, params: Params, tx: Transaction) -> Rows:
         """Run one statement on the caller's connection."""
-        conn = connection_of(tx)
         arguments = statement.positional(params)
+        if is_sqlalchemy(tx):
+            return await sqlalchemy.run(tx, "asyncpg", statement, tuple(arguments))
+        conn = connection_of(tx)
         if not statement.writes:
             return await conn.fetch(statement.text, *arguments)
         if not conn.is_in_transaction():
@@ -111,7 +115,8 @@ class Postgres:
 
     def after(self, tx: Transaction, callback: Callable[[], None]) -> None:
         """Call `callback` when the caller's transaction ends."""
-        self._doorbell.after(connection_of(tx), callback)
+        raw = sqlalchemy.raw_connection(tx) if is_sqlalchemy(tx) else connection_of(tx)
+        self._doorbell.after(raw, callback)
 
     async def listen(self, heard: Callable[[str | None], None]) -> None:
         """Hear the rings of other processes."""
