@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import cast
+from typing import Any, cast
 
 import anyio
 
@@ -37,13 +37,24 @@ def describe(error: BaseException | str) -> str:
 def message_of(error: BaseException) -> str:
     """What `str` says of an error, capped; what it raises instead, if it raises."""
     try:
-        text = str(error)
+        text = _pydantic_message(error) or str(error)
         notes = getattr(error, "__notes__", ())
         if notes:
             text = "\n".join([text, *map(str, notes)])
     except Exception as mistake:
         return f"<its __str__ raised {type(mistake).__name__}>"
     return capped(text, MAX_MESSAGE)
+
+
+def _pydantic_message(error: BaseException) -> str | None:
+    """A pydantic ValidationError without the input, which its `str` shows and which may be somebody's secret."""
+    if not type(error).__module__.startswith("pydantic") or not hasattr(error, "errors"):
+        return None
+    found: Any = error
+    lines = [f"{found.error_count()} validation error(s) for {found.title}"]
+    for one in found.errors(include_url=False, include_context=False, include_input=False):
+        lines.append(f"{'.'.join(map(str, one['loc']))}: {one['msg']} ({one['type']})")
+    return "\n".join(lines)
 
 
 def traceback_of(error: BaseException) -> str:

@@ -25,8 +25,6 @@ logger = logging.getLogger("workq")
 Next: TypeAlias = Callable[[], Awaitable[Result]]
 Middleware: TypeAlias = Callable[[Task[Any], Next], Awaitable[Result]]
 
-_warned: set[str] = set()
-
 
 async def run_once(
     held: Held, middleware: Sequence[Middleware], threads: anyio.CapacityLimiter, complete: Completer
@@ -118,8 +116,8 @@ def outcome_of(handler: Handler[Any, Any], result: object) -> Outcome:
         return Done()
     if isinstance(result, Outcome):
         return result
-    if handler.name not in _warned:
-        _warned.add(handler.name)
+    if not handler.warned:
+        handler.warned = True
         logger.warning(
             "the handler %r returned a %s, which counts as success: return None, or workq.Done(), Retry, Fail, "
             "Skip or Later",

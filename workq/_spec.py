@@ -100,7 +100,7 @@ class Spec(Generic[P]):
 class Handler(Spec[P], Generic[P, R]):
     """A Spec with the function that runs it and its policy. Made by `handler`; calling it calls the plain function."""
 
-    __slots__ = ("function", "is_async", "retry", "timeout")
+    __slots__ = ("function", "is_async", "retry", "timeout", "warned")
 
     def __init__(
         self, spec: Spec[P], function: Callable[[Task[P]], R], retry: RetryPolicy | None, timeout: float | None
@@ -111,6 +111,7 @@ class Handler(Spec[P], Generic[P, R]):
         self.is_async = _runs_on_the_loop(function)
         self.retry = retry
         self.timeout = timeout
+        self.warned = False
 
     def __call__(self, task: Task[P], /) -> R:
         """Call the plain function."""

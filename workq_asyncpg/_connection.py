@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("workq")
 
 CONNECT = 2.0
-"""Seconds for a new connection at first; doubled to at most 10 s while they are not enough."""
+"""Seconds for a new connection; more where the first one took long, so that work resumes soon after an outage."""
 
 RELEASE = 0.25
 """Seconds for the reset with which a connection goes back to the pool."""
@@ -55,6 +55,7 @@ class PostgresConnection:
         self._raw: Raw | None = None
         self._pid = os.getpid()
         self._connect_timeout = CONNECT
+        self._connected = False
         self._busy = False
 
     async def fetch(self, statement: Statement, params: Params, urgency: Urgency) -> Rows:
@@ -111,17 +112,21 @@ class PostgresConnection:
         if self._raw is not None and not self._raw.is_closed():
             return self._raw
         await self._give_back()
+        clock = asyncio.get_running_loop().time
+        since = clock()
         try:
             async with asyncio.timeout(self._connect_timeout):
                 raw = await self._pool.acquire()
         except TimeoutError as error:
-            self._connect_timeout = min(self._connect_timeout * 2, 10)
+            if not self._connected:
+                self._connect_timeout = min(self._connect_timeout * 2, 10)
             raise Unreachable(f"{self._purpose}: no connection in time") from error
         except asyncpg.InterfaceError as error:
             raise Unreachable(f"{self._purpose}: {error}") from error
         except (OSError, asyncpg.PostgresError) as error:
             raise Unreachable(f"{self._purpose}: no connection") from error
-        self._connect_timeout = CONNECT
+        self._connect_timeout = max(CONNECT, 3 * (clock() - since))
+        self._connected = True
         self._raw = raw
         return raw
 

