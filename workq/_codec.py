@@ -27,6 +27,30 @@ class Codec(Protocol[P]):
         ...
 
 
+class CheckedCodec:
+    """A codec of the user's: what it writes must be JSON that both databases take."""
+
+    def __init__(self, name: str, codec: Codec[Any]) -> None:
+        if not callable(getattr(codec, "dumps", None)) or not callable(getattr(codec, "loads", None)):
+            raise TypeError(f"the codec of {name!r} needs the methods dumps(payload) and loads(text)")
+        self._name = name
+        self._codec = codec
+
+    def dumps(self, payload: Any, /) -> str:
+        text = self._codec.dumps(payload)
+        if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise PayloadError(f"the codec of {self._name!r} must return a str, not {type(text).__name__}")
+        try:
+            _json.loads(text)
+            _json.check_encoded(text)
+        except PayloadError as error:
+            raise PayloadError(f"the codec of {self._name!r} wrote what cannot be stored: {error}") from None
+        return text
+
+    def loads(self, text: str, /) -> Any:
+        return self._codec.loads(text)
+
+
 def codec_for(kind: Any) -> Codec[Any]:
     """The codec of a declared payload type. Raises TypeError if nothing installed can encode it."""
     if kind is None or kind is type(None):
@@ -120,9 +144,7 @@ class TypedCodec:
 
 def class_of(kind: Any) -> type[Any] | None:
     """The class whose instances a payload of this type must be, or None where `difference` alone decides."""
-    if is_typeddict(kind):
-        return dict
-    if isinstance(kind, type) and get_origin(kind) is None and kind is not float:
+    if isinstance(kind, type) and get_origin(kind) is None and not is_typeddict(kind) and kind is not float:
         return cast("type[Any]", generic_of(kind))
     return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TypeAlias
 
 
@@ -66,8 +65,8 @@ def seconds(what: str, value: float) -> float:
     """Check a duration given by a user. Raises ValueError or TypeError."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{what} must be a number of seconds, not {value!r:.60}")
-    if math.isnan(value) or value < 0:
-        raise ValueError(f"{what} must be a number of seconds from 0 on, not {value!r}")
+    if value != value or value < 0:  # NaN is not itself
+        raise ValueError(f"{what} must be a number of seconds from 0 on, not {value!r:.60}")
     if value > LONGEST:
         raise ValueError(f"{what} is {value!r:.60} seconds; at most 100 years ({LONGEST:.0f}) can be stored")
     return float(value)

@@ -93,7 +93,11 @@ def wrapped(
             return result
         # Not cancelled with the job: the thread goes on anyway. abandon_on_cancel only lets a stop that must not
         # wait any longer leave it behind.
-        returned: Any = await anyio.to_thread.run_sync(handler.function, task, limiter=threads, abandon_on_cancel=True)
+        returned, error = await anyio.to_thread.run_sync(
+            _caught, handler.function, task, limiter=threads, abandon_on_cancel=True
+        )
+        if error is not None:
+            raise error
         result = await returned if inspect.isawaitable(returned) else returned
         return result
 
@@ -101,6 +105,14 @@ def wrapped(
     for layer in reversed(middleware):
         following = _layer(layer, task, following)
     return following
+
+
+def _caught(function: Callable[..., Any], task: Task[Any]) -> tuple[Any, BaseException | None]:
+    """Some kinds of error (StopIteration, for one) do not survive the way from a thread to the loop as such."""
+    try:
+        return function(task), None
+    except BaseException as error:
+        return None, error
 
 
 def _layer(layer: Middleware, task: Task[Any], following: Next) -> Next:

@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeAlias, overload
 from typing_extensions import TypeVar
 
 from workq._checks import check_name, check_priority, positive
-from workq._codec import Codec, codec_for
+from workq._codec import CheckedCodec, Codec, codec_for
 from workq._outcome import Result
 from workq._retry import RetryPolicy
 from workq._task import Task
@@ -63,7 +63,7 @@ class Spec(Generic[P]):
             raise TypeError(f"key must be a function from the payload to a str or None, not {key!r:.80}")
         self._kind: Any = payload
         self._key = key
-        self._codec = codec
+        self._codec: Codec[P] | None = None if codec is None else CheckedCodec(name, codec)
 
     @property
     def name(self) -> str:
@@ -237,7 +237,9 @@ def payload_type(function: Callable[..., Any]) -> Any:
     Raises TypeError if the annotation cannot be resolved.
     """
     inner = _innermost(function)
-    annotation = _first_annotation(inner)
+    # The outer signature has lost what a partial or a bound method has filled in already.
+    parameters = inspect.signature(function).parameters.values()
+    annotation: Any = next((one.annotation for one in parameters), inspect.Parameter.empty)
     if annotation is inspect.Parameter.empty or annotation is Any:
         return Any
     if isinstance(annotation, str):
@@ -254,13 +256,6 @@ def payload_type(function: Callable[..., Any]) -> Any:
             kind = _resolve(kind if isinstance(kind, str) else kind.__forward_arg__, inner)
         return Any if isinstance(kind, typing.TypeVar) else kind
     raise TypeError(f"{function!r:.80} takes {annotation!r:.80}; a handler takes workq.Task or workq.Task[Type]")
-
-
-def _first_annotation(function: Any) -> Any:
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.name not in ("self", "cls"):
-            return parameter.annotation
-    return inspect.Parameter.empty
 
 
 def _resolve(text: str, function: Any) -> Any:

@@ -17,9 +17,9 @@ from workq._describe import describe
 from workq._ending import Ending, Raised, Run, ending, finish_time, hand_back, parked
 from workq._finish import Entry
 from workq._held import Held, Holding
-from workq._outcome import Done, Later, Skip
+from workq._outcome import Done, Later, Outcome, Skip
 from workq._report import Reporter
-from workq._run import run_once
+from workq._run import raised, run_once
 from workq._settings import Settings
 from workq._store import Store
 from workq._task import Claimed, Task
@@ -79,19 +79,26 @@ class Workers:
         )
         held.job = job
         self.jobs.add(job)
-        job.add_done_callback(self._left)
+        job.add_done_callback(partial(self._left, held))
 
-    def _left(self, job: asyncio.Task[None]) -> None:
+    def _left(self, held: Held, job: asyncio.Task[None]) -> None:
         self.jobs.discard(job)
         self.freed.set()
         if not job.cancelled() and job.exception() is not None:
             logger.error("a run ended by an error of workq's own", exc_info=job.exception())
+        if not held.ended:
+            self._end(held, hand_back(held.claimed), None)  # cancelled before its first step, most likely
 
     async def _run(self, held: Held) -> None:
         clock, claimed, settings = self._clock, held.claimed, self._settings
         began = clock.monotonic()
         self._reporter.started(held)
-        outcome, payload = await run_once(held, settings.middleware, self._threads, partial(self._complete, held))
+        outcome: Outcome | None
+        try:
+            outcome, payload = await run_once(held, settings.middleware, self._threads, partial(self._complete, held))
+        except BaseException as error:
+            # A GeneratorExit out of an awaited task is thrown in here, past every `except` further in.
+            outcome, payload = raised(error), None
         # From here to the end nothing awaits: a cancellation can no longer part a run from its outcome.
         ended_at = clock.monotonic()
         if held.completing and isinstance(outcome, Done | Skip | Later):
