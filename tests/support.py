@@ -219,3 +219,12 @@ async def eventually(fact: Callable[[], Awaitable[object]], timeout: float = SOO
             if await fact():
                 return
             await asyncio.sleep(pause)
+
+
+@asynccontextmanager
+async def hooked(database: Database, *hooks: workq.Hook, **options: Any) -> AsyncGenerator[workq.Queue]:
+    """A migrated queue with hooks (and options of Queue) of the test's own."""
+    async with database.open() as db:
+        queue = workq.Queue(db, on_event=hooks, **options)
+        await queue.migrate()
+        yield queue

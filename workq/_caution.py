@@ -28,8 +28,8 @@ class Caution:
 
     def looked(self, monotonic: float, wall: datetime) -> None:
         """A beat or a claim succeeded, sent at this time."""
-        self._looked = max(self._looked, monotonic)
-        self._wall = wall
+        if monotonic >= self._looked:  # a reply may come after that to a younger statement
+            self._looked, self._wall = monotonic, wall
 
     def waited(self) -> None:
         """A claim waited too long for SQLite's writer."""

@@ -107,6 +107,18 @@ def check_headers(headers: object) -> dict[str, str]:
     return checked
 
 
+def check_pattern(pattern: object) -> str:
+    """An SQL pattern for LIKE: % and _, escaped by a backslash."""
+    if not isinstance(pattern, str):
+        raise TypeError(f"error_like must be a str, not {pattern!r:.80}")
+    if "\0" in pattern:
+        raise ValueError("error_like must not contain NUL")
+    check_text("error_like", pattern)
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
+        raise ValueError("error_like ends in its escape character: write a backslash as two")
+    return pattern
+
+
 def check_size(text: str, most: int) -> str:
     """A payload's JSON text, against the queue's limit in bytes."""
     size = len(text) if text.isascii() else len(text.encode())

@@ -17,7 +17,7 @@ from workq._clock import Clock
 from workq._held import Holding
 from workq._store import Lane, Store, Wanted
 from workq._task import Claimed
-from workq.dialect import Connection, Urgency, WriterBusy
+from workq.dialect import Busy, Connection, Urgency
 
 Cursor: TypeAlias = Mapping[tuple[str, int], tuple[datetime, int]]
 
@@ -112,7 +112,7 @@ class Claimer:
         urgency = Urgency(timeout=TIMEOUT, lock_wait=caution.patience() if takeover else None)
         try:
             page = await self._store.claim(self._connection, wanted, urgency)
-        except WriterBusy:
+        except Busy:
             if not takeover:
                 raise
             caution.waited()

@@ -64,7 +64,9 @@ def _path(rest: str) -> str:
 async def _postgres(dsn: str, schema: str | None, table: str, pool_size: int, listen: bool) -> AsyncGenerator[Dialect]:
     asyncpg = _driver("asyncpg", "asyncpg")
     adapter = _driver("workq_asyncpg", "asyncpg")
-    async with asyncpg.create_pool(dsn, min_size=1, max_size=pool_size) as pool:
+    # A pooler in transaction mode knows no prepared statements of a session.
+    options: dict[str, object] = {} if listen else {"statement_cache_size": 0}
+    async with asyncpg.create_pool(dsn, min_size=1, max_size=pool_size, **options) as pool:
         db = adapter.Postgres(pool, schema=schema, table=table, listen=listen)
         try:
             yield db

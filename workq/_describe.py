@@ -14,6 +14,8 @@ import anyio
 
 _OURS = tuple(str(Path(str(package.__file__)).parent) + os.sep for package in (anyio, sys.modules["workq"]))
 MAX_MESSAGE = 8 << 10
+MAX_KIND = 200
+MAX_MEMBERS = 60
 MAX_TRACEBACK = 32 << 10
 MAX_FRAMES = 40
 
@@ -21,17 +23,17 @@ MAX_FRAMES = 40
 def describe(error: BaseException | str) -> str:
     """One readable text for an error, whatever it is made of. Never raises."""
     if isinstance(error, str):
-        return storable(capped(error, MAX_MESSAGE))
+        return capped(storable(error), MAX_MESSAGE)
     try:
         name = type(error).__qualname__
         module = type(error).__module__
-        kind = name if module in ("builtins", "__main__") else f"{module}.{name}"
+        kind = storable(name if module in ("builtins", "__main__") else f"{module}.{name}")[:MAX_KIND]
     except Exception:
         kind = "an error whose type has no name"
     message = message_of(error)
     head = f"{kind}: {message}" if message else kind
     trace = traceback_of(error)
-    return storable(head if not trace else f"{head}\n\n{trace}")
+    return head if not trace else f"{head}\n\n{trace}"
 
 
 def message_of(error: BaseException) -> str:
@@ -41,9 +43,9 @@ def message_of(error: BaseException) -> str:
         notes = getattr(error, "__notes__", ())
         if notes:
             text = "\n".join([text, *map(str, notes)])
-    except Exception as mistake:
+    except BaseException as mistake:
         return f"<its __str__ raised {type(mistake).__name__}>"
-    return capped(text, MAX_MESSAGE)
+    return capped(storable(text), MAX_MESSAGE)
 
 
 def _pydantic_message(error: BaseException) -> str | None:
@@ -76,8 +78,11 @@ def traceback_of(error: BaseException) -> str:
             text = f"caused by {type(current).__name__}: {capped(message_of(current), 500)}\n{text}"
         if text:
             parts.append(text)
-        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
-    return capped("\n".join(parts), MAX_TRACEBACK)
+        if current.__cause__ is not None:
+            current = current.__cause__
+        else:
+            current = None if current.__suppress_context__ else current.__context__
+    return capped(storable("\n".join(parts)), MAX_TRACEBACK)
 
 
 def _from_handler(trace: TracebackType | None) -> TracebackType | None:
@@ -88,19 +93,27 @@ def _from_handler(trace: TracebackType | None) -> TracebackType | None:
     return trace if found is None else found
 
 
-def _members(group: BaseExceptionGroup[BaseException], depth: int = 1) -> list[str]:
+def _members(group: BaseExceptionGroup[BaseException]) -> list[str]:
+    """The members of a group and of the groups in it, the first MAX_MEMBERS of all."""
     lines: list[str] = []
-    for member in cast("Sequence[BaseException]", group.exceptions)[:20]:
-        lines.append(f"{'  ' * depth}| {type(member).__name__}: {capped(message_of(member), 500)}\n")
+    waiting = [(1, member) for member in _reversed(group)]
+    for _ in range(MAX_MEMBERS):
+        if not waiting:
+            return lines
+        depth, member = waiting.pop()
+        lines.append(f"{'  ' * min(depth, 20)}| {type(member).__name__}: {capped(message_of(member), 500)}\n")
         try:
-            last = traceback.format_tb(member.__traceback__, limit=-3)
+            lines.extend(traceback.format_tb(member.__traceback__, limit=-3))
         except Exception:
-            last = []
-        lines.extend(last)
+            lines.append("(its traceback cannot be shown)\n")
         nested = as_group(member)
-        if nested is not None and depth < 5:
-            lines.extend(_members(nested, depth + 1))
-    return lines
+        if nested is not None:
+            waiting += [(depth + 1, inner) for inner in _reversed(nested)]
+    return [*lines, f"... and {len(waiting)} more\n"]
+
+
+def _reversed(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    return list(reversed(cast("Sequence[BaseException]", group.exceptions)[:MAX_MEMBERS]))
 
 
 def as_group(error: BaseException) -> BaseExceptionGroup[BaseException] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -132,7 +131,7 @@ def _retried(
 
 
 def _delay(wait: Any) -> float:
-    if isinstance(wait, bool) or not isinstance(wait, int | float) or math.isnan(wait):
+    if isinstance(wait, bool) or not isinstance(wait, int | float) or wait != wait:
         raise TypeError(f"the retry policy returned {wait!r:.80}; it must return seconds, or None to give up")
     return min(max(wait, 0.0), LONGEST)
 

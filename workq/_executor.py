@@ -21,7 +21,7 @@ from workq._schedule import Schedule, next_run
 from workq._settings import Settings, by_key, by_name, count, queue_of
 from workq._shared import plainly
 from workq._spec import Handler
-from workq.dialect import Connection, Interrupted, Unreachable, WriterBusy
+from workq.dialect import Busy, Connection, Interrupted, Unreachable
 
 logger = logging.getLogger("workq")
 
@@ -188,7 +188,7 @@ class Executor:
         async with AsyncExitStack() as stack:
             try:
                 life = await self._begin(stack)
-            except (Interrupted, Unreachable, WriterBusy) as error:
+            except (Interrupted, Unreachable, Busy) as error:
                 await stack.aclose()
                 started.set_exception(plainly(error))
                 return

@@ -19,7 +19,7 @@ from workq._ending import Ending, Settled
 from workq._held import Held
 from workq._store import Store
 from workq._task import Lease
-from workq.dialect import Connection, Interrupted, Unreachable, Urgency, WriterBusy
+from workq.dialect import Busy, Connection, Interrupted, Unreachable, Urgency
 
 logger = logging.getLogger("workq")
 
@@ -114,7 +114,7 @@ class Finisher:
         page = [entry for entry in self._entries if entry.due <= now][:PAGE]
         try:
             await self._write(page)
-        except (Interrupted, Unreachable, WriterBusy) as error:
+        except (Interrupted, Unreachable, Busy) as error:
             for entry in page:
                 entry.unsure = entry.unsure or isinstance(error, Interrupted)
             raise
@@ -130,7 +130,7 @@ class Finisher:
             return
         try:
             await self._write([entry])
-        except (Interrupted, Unreachable, WriterBusy):
+        except (Interrupted, Unreachable, Busy):
             raise
         except Exception as error:
             self._give_in(entry, error)

@@ -52,9 +52,9 @@ class NewTask:
         if unknown:
             known = ", ".join(Options.__annotations__)
             raise TypeError(f"there is no option {sorted(unknown)[0]!r}; there are {known}")
-        self.target = target
-        self.payload = payload
-        self.options = options
+        self.target: Target = target
+        self.payload: object = payload
+        self.options: Options = options
 
 
 class Item(NamedTuple):

@@ -27,8 +27,8 @@ class Retry(Outcome):
 
     def __init__(self, error: BaseException | str | None = None, *, after: float | None = None) -> None:
         super().__init__(*(() if error is None else (error,)))
-        self.error = error
-        self.after = None if after is None else seconds("after", after)
+        self.error: BaseException | str | None = error
+        self.after: float | None = None if after is None else seconds("after", after)
 
 
 class Fail(Outcome):
@@ -36,7 +36,7 @@ class Fail(Outcome):
 
     def __init__(self, error: BaseException | str) -> None:
         super().__init__(error)
-        self.error = error
+        self.error: BaseException | str = error
 
 
 class Skip(Outcome):
@@ -44,7 +44,7 @@ class Skip(Outcome):
 
     def __init__(self, error: BaseException | str | None = None) -> None:
         super().__init__(*(() if error is None else (error,)))
-        self.error = error
+        self.error: BaseException | str | None = error
 
 
 class Later(Outcome):
@@ -52,7 +52,7 @@ class Later(Outcome):
 
     def __init__(self, delay: float) -> None:
         super().__init__(delay)
-        self.delay = seconds("delay", delay)
+        self.delay: float = seconds("delay", delay)
 
 
 Result: TypeAlias = Done | Retry | Fail | Skip | Later | None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing_extensions import Unpack
 
 from workq import _json, _migrate
 from workq._bell import Announcer
-from workq._checks import check_headers, check_id, check_instant, check_key, check_name, check_size
+from workq._checks import check_headers, check_id, check_instant, check_key, check_name, check_pattern, check_size
 from workq._clock import Clock
 from workq._codec import codec_for
 from workq._errors import KeyTaken, OutcomeUnknown
@@ -24,12 +23,12 @@ from workq._event import Event, EventKind, Hook, tell
 from workq._held import Holding
 from workq._new import NO_PAYLOAD, Item, NewTask, Options, item_of
 from workq._sender import Sender
-from workq._shared import Shared, plainly
-from workq._spec import P, Spec, Target, name_of
+from workq._shared import Shared, patiently, plainly
+from workq._spec import P, Spec, Target, name_of, runs_on_the_loop
 from workq._store import Repaired, Store, parse_headers
 from workq._task import EMPTY, State, TaskRow
 from workq._wait import wait_until_done
-from workq.dialect import Connection, Dialect, Interrupted, Transaction, UniqueViolation, Unreachable, WriterBusy
+from workq.dialect import Busy, Connection, Dialect, Interrupted, Transaction, UniqueViolation, Unreachable
 from workq.sqlalchemy import is_sqlalchemy
 
 T = TypeVar("T")
@@ -95,12 +94,12 @@ class Queue:
                 f"Queue() takes workq_asyncpg.Postgres(pool), workq_aiosqlite.SQLite(path) or what workq.connect(url) "
                 f"gives, not {type(db).__module__}.{type(db).__qualname__}"
             )
-        self.dialect = db
-        self.clock = Clock()
-        self.store = Store(db, self.clock)
-        self.hooks = tuple(on_event)
+        self.dialect: Dialect = db
+        self.clock: Clock = Clock()
+        self.store: Store = Store(db, self.clock)
+        self.hooks: tuple[Hook, ...] = tuple(on_event)
         for hook in self.hooks:
-            if not callable(hook) or inspect.iscoroutinefunction(hook):
+            if not callable(hook) or runs_on_the_loop(hook):
                 raise TypeError(f"an event hook is a plain function (use enqueue_soon in it), not {hook!r:.80}")
         self._max_payload = max_payload
         self._headers = headers
@@ -254,8 +253,8 @@ class Queue:
         name = None if target is None else name_of(target)
         if queue is not None:
             check_name("queue", queue, empty=True)
-        if error_like is not None and "\0" in error_like:
-            raise ValueError("error_like must not contain NUL")
+        if error_like is not None:
+            check_pattern(error_like)
         most = _limit(limit)
         for attempt in range(5):
             try:
@@ -454,10 +453,10 @@ class Queue:
         lost: Callable[[BaseException], BaseException] | None = None,
     ) -> T:
         try:
-            return await self._in_loop().shared.run(work)
+            return await patiently(partial(self._in_loop().shared.run, work), self.clock.sleep)
         except Interrupted as error:
             raise (plainly(error) if lost is None else lost(plainly(error))) from None
-        except (Unreachable, WriterBusy) as error:
+        except (Unreachable, Busy) as error:
             raise plainly(error) from None
 
     def _stored(self, item: Item, id: int) -> None:

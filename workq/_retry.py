@@ -44,9 +44,9 @@ def exponential(
         if failed > most:
             return None
         try:
-            grown = wait * factor ** (failed - 1)
+            grown = wait * float(factor) ** (failed - 1)
         except OverflowError:  # a float ends at 1e308
-            grown = highest
+            grown = highest if wait else 0.0
         return min(grown, highest) * (1 + jitter * random.random())
 
     return policy

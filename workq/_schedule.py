@@ -94,10 +94,10 @@ class Schedule:
         if not callable(when):
             raise TypeError(f"when must be every(...), cron(...) or a function from datetime to datetime, not {when!r}")
         check_key(key)
-        self.handler = handler
-        self.when = when
-        self.payload = payload
-        self.key = key
+        self.handler: Handler[Any, Any] = handler
+        self.when: When = when
+        self.payload: object = payload
+        self.key: str = key
 
     def __repr__(self) -> str:
         return f"<Schedule {self.handler.name!r} key={self.key!r}>"

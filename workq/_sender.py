@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from workq._describe import one_line
 from workq._errors import OutcomeUnknown
 from workq._new import Item
-from workq._shared import Shared, plainly
+from workq._shared import Shared, patiently, plainly
 from workq._store import Store
-from workq.dialect import Connection, Interrupted, Unreachable, WriterBusy
+from workq.dialect import Busy, Connection, Interrupted, Unreachable
 
 logger = logging.getLogger("workq")
 
@@ -34,7 +35,8 @@ class Sender:
         self._shared = shared
         self._stored = stored
         self._letters: list[Letter] = []
-        self._job: asyncio.Task[None] | None = None
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._running = False
         self.idle = asyncio.Event()
         self.idle.set()
 
@@ -49,28 +51,36 @@ class Sender:
         self._put(Letter(item, None))
 
     def _put(self, letter: Letter) -> None:
-        self._letters.append(letter)
         self.idle.clear()
-        if self._job is None:
-            self._job = asyncio.get_running_loop().create_task(self._run(), name="workq sender")
+        if letter.item.key is not None:
+            # Keyed ones go alone: the INSERT may have to wait for somebody's open transaction.
+            self._begin(self._store_page([letter]))
+            return
+        self._letters.append(letter)
+        if not self._running:
+            self._running = True
+            self._begin(self._run())
+
+    def _begin(self, work: Coroutine[object, object, None]) -> None:
+        job = asyncio.get_running_loop().create_task(work, name="workq sender")
+        self._jobs.add(job)
+        job.add_done_callback(self._ended)
+
+    def _ended(self, job: asyncio.Task[None]) -> None:
+        self._jobs.discard(job)
+        if not self._jobs:
+            self.idle.set()
 
     async def _run(self) -> None:
         try:
             while self._letters:
-                page = self._page()
+                # A caller that was cancelled before its task was sent has not enqueued it.
+                letters = [letter for letter in self._letters if letter.waiting is None or not letter.waiting.done()]
+                page, self._letters = letters[:PAGE], letters[PAGE:]
                 if page:
                     await self._store_page(page)
         finally:
-            self._job = None
-            self.idle.set()
-
-    def _page(self) -> list[Letter]:
-        # A caller that was cancelled before its task was sent has not enqueued it.
-        letters = [letter for letter in self._letters if letter.waiting is None or not letter.waiting.done()]
-        # Keyed ones go alone: an INSERT of theirs may have to wait for somebody's open transaction.
-        size = next((n for n, letter in enumerate(letters) if letter.item.key is not None), len(letters))
-        page, self._letters = letters[: max(min(size, PAGE), 1)], letters[max(min(size, PAGE), 1) :]
-        return page
+            self._running = False
 
     async def _store_page(self, page: Sequence[Letter]) -> None:
         items = [letter.item for letter in page]
@@ -79,10 +89,10 @@ class Sender:
             return await self._store.insert(connection, True, items)
 
         try:
-            ids = await self._shared.run(insert)
+            ids = await patiently(partial(self._shared.run, insert), self._store.clock.sleep)
         except Interrupted as error:
             self._failed(page, OutcomeUnknown(f"the reply to the INSERT was lost: {one_line(plainly(error))}"))
-        except (Unreachable, WriterBusy) as error:
+        except (Unreachable, Busy) as error:
             self._failed(page, plainly(error))
         except asyncio.CancelledError:
             self._failed(page, OutcomeUnknown("the event loop ended during the INSERT"))

@@ -6,10 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from workq.dialect import Connection, Dialect, Interrupted, Unreachable, WriterBusy
+from workq._backoff import growing
+from workq.dialect import Busy, Connection, Dialect, Interrupted, Unreachable
 
 T = TypeVar("T")
 
+LOCK_WAIT = 0.05
+"""Seconds a statement waits for a foreign lock before it leaves the connection to others."""
+PATIENCE = 30.0
 IDLE = 0.05
 """Seconds without work after which the connection goes back: an application that closes its pool must not wait."""
 
@@ -68,6 +72,26 @@ class Shared:
         await self._close()
 
 
-def plainly(error: Unreachable | Interrupted | WriterBusy) -> BaseException:
+async def patiently(attempt: Callable[[], Awaitable[T]], sleep: Callable[[float], Awaitable[None]]) -> T:
+    """Try again and again while somebody's transaction holds a row or key; meanwhile others have the connection.
+
+    Raises Busy after PATIENCE seconds: perhaps it is the caller's own transaction.
+    """
+    waited = 0.0
+    for pause in growing(0.01, 0.25):
+        try:
+            return await attempt()
+        except Busy as error:
+            if waited > PATIENCE:
+                raise Busy(
+                    f"another open transaction has held the row or key for {PATIENCE:g} s; "
+                    "is it your own? Then give it as tx, instead of None"
+                ) from error.__cause__
+        await sleep(pause)
+        waited += pause + LOCK_WAIT
+    raise AssertionError("unreachable")
+
+
+def plainly(error: Unreachable | Interrupted | Busy) -> BaseException:
     """The error a caller knows: the driver's own."""
-    return error.__cause__ or TimeoutError(str(error))
+    return TimeoutError(str(error)) if isinstance(error, Busy) else error.__cause__ or TimeoutError(str(error))

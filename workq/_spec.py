@@ -107,11 +107,11 @@ class Handler(Spec[P], Generic[P, R]):
     ) -> None:
         self._name, self._queue, self._priority = spec.name, spec.queue, spec.priority
         self._kind, self._key, self._codec = spec._kind, spec._key, spec._codec
-        self.function = function
-        self.is_async = _runs_on_the_loop(function)
-        self.retry = retry
-        self.timeout = timeout
-        self.warned = False
+        self.function: Callable[[Task[P]], R] = function
+        self.is_async: bool = runs_on_the_loop(function)
+        self.retry: RetryPolicy | None = retry
+        self.timeout: float | None = timeout
+        self.warned: bool = False
 
     def __call__(self, task: Task[P], /) -> R:
         """Call the plain function."""
@@ -286,6 +286,6 @@ def _innermost(function: Any) -> Any:
             return function
 
 
-def _runs_on_the_loop(function: Callable[..., Any]) -> bool:
+def runs_on_the_loop(function: Callable[..., Any]) -> bool:
     """An `async def`, however wrapped. (iscoroutinefunction alone sees through neither wrappers nor objects.)"""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(_innermost(function))

@@ -10,7 +10,7 @@ from typing import TypeVar
 from workq._backoff import growing
 from workq._clock import Clock
 from workq._describe import one_line
-from workq.dialect import Interrupted, Unreachable, WriterBusy
+from workq.dialect import Busy, Interrupted, Unreachable
 
 logger = logging.getLogger("workq")
 
@@ -52,9 +52,9 @@ class Steady:
         now = self._clock.monotonic()
         if not self.failing:
             self.failing, self._failing_since = True, now
-        expected = isinstance(error, Interrupted | Unreachable | WriterBusy)
+        expected = isinstance(error, Interrupted | Unreachable | Busy)
         # A transaction of the application's that keeps SQLite's writer for some seconds is nobody's fault.
-        quiet = self._warned or (isinstance(error, WriterBusy) and now - self._failing_since < PATIENCE)
+        quiet = self._warned or (isinstance(error, Busy) and now - self._failing_since < PATIENCE)
         self._warned = self._warned or not quiet
         cause = error.__cause__ if expected and error.__cause__ is not None else error
         logger.log(

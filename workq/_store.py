@@ -14,10 +14,13 @@ from workq import _json
 from workq._clock import Clock
 from workq._ending import Settled
 from workq._new import Item, ids_in_order, in_lock_order
+from workq._shared import LOCK_WAIT
 from workq._task import EMPTY, Claimed, Lease, State, TaskRow
 from workq.dialect import Connection, Dialect, Params, Row, Rows, Statement, Transaction, Urgency
 
 PATIENT = Urgency(timeout=10)
+BRIEF = Urgency(timeout=10, lock_wait=LOCK_WAIT)
+"""For a statement that may meet a foreign lock, on a connection that others are waiting for."""
 
 
 class Lane(NamedTuple):
@@ -99,7 +102,8 @@ class Store:
 
     async def _on(self, at: Connection | Transaction, own: bool, statement: Statement, params: Params) -> Rows:
         if own:
-            return await self._own(at, statement, params)  # type: ignore[arg-type]
+            urgency = BRIEF if statement.waits else PATIENT
+            return await self._own(at, statement, params, urgency)  # type: ignore[arg-type]
         return await self.dialect.fetch(statement, {"now": self.clock.now(), **params}, at)  # type: ignore[arg-type]
 
     # -- an executor's loops

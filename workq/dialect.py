@@ -27,7 +27,7 @@ __all__ = [
     "UniqueViolation",
     "Unreachable",
     "Urgency",
-    "WriterBusy",
+    "Busy",
     "names",
     "postgres",
     "sqlite",
@@ -58,8 +58,9 @@ class Interrupted(Exception):
     """The connection broke, or was given up for being too slow, after the statement was sent: it may have run."""
 
 
-class WriterBusy(Exception):
-    """SQLite's single writer was busy for longer than the caller was willing to wait. Nothing was done."""
+class Busy(Exception):
+    """SQLite's single writer, or a row that somebody's transaction holds, was busy for longer than the caller was
+    willing to wait. Nothing was done."""
 
 
 class UniqueViolation(Exception):
@@ -73,7 +74,7 @@ class Urgency:
     timeout: float
     """From sending to the last row; past it the connection is dropped, never reused."""
     lock_wait: float | None = None
-    """For the writer of an SQLite file, if that is to be shorter than `timeout`: then `WriterBusy`."""
+    """For SQLite's writer, or in a statement that `waits` for rows: shorter than `timeout`; then `Busy`."""
 
 
 class Connection(Protocol):
@@ -83,7 +84,7 @@ class Connection(Protocol):
         """Run one statement in a transaction of its own and return its rows.
 
         Deadlocks, serialization failures and a busy writer are retried until the timeout. A call that is
-        cancelled, or too slow, gives the connection up. Raises Unreachable, Interrupted, WriterBusy,
+        cancelled, or too slow, gives the connection up. Raises Unreachable, Interrupted, Busy,
         UniqueViolation, or the driver's error for a statement that failed and did nothing.
         """
         ...

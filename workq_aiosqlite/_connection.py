@@ -11,7 +11,7 @@ from typing import Any
 
 import aiosqlite
 
-from workq.dialect import Params, Rows, Statement, UniqueViolation, Unreachable, Urgency, WriterBusy
+from workq.dialect import Busy, Params, Rows, Statement, UniqueViolation, Unreachable, Urgency
 from workq_aiosqlite._bind import bound, read
 from workq_aiosqlite._turn import turn_of
 
@@ -43,7 +43,7 @@ async def opened(path: Path) -> aiosqlite.Connection:
 
 
 async def persistently(conn: aiosqlite.Connection, text: str, params: Any, *, wait: float) -> Any:
-    """Run a statement, again and again while another process writes. Raises WriterBusy after `wait` seconds."""
+    """Run a statement, again and again while another process writes. Raises Busy after `wait` seconds."""
     clock = asyncio.get_running_loop().time
     deadline = clock() + wait
     pause = 0.0005
@@ -54,7 +54,7 @@ async def persistently(conn: aiosqlite.Connection, text: str, params: Any, *, wa
             if error.sqlite_errorcode & 0xFF not in BUSY:
                 raise
             if clock() + pause > deadline:
-                raise WriterBusy(f"another connection held SQLite's writer for {wait:g} s") from error
+                raise Busy(f"another connection held SQLite's writer for {wait:g} s") from error
         await asyncio.sleep(pause * random.uniform(0.5, 1))
         pause = min(pause * 2, 0.005)
 

@@ -8,7 +8,6 @@ import sqlite3
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -43,15 +42,15 @@ class SQLite:
                 "In tests use a temporary file"
             )
         self._path = Path(text)
-        self._names = names("main", table)
+        self._sql = sqlite(names("main", table))
         self._file: File | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._flushes: list[Callable[[], Awaitable[None]]] = []
 
-    @cached_property
+    @property
     def sql(self) -> Statements:
         """The statements for this table."""
-        return sqlite(self._names)
+        return self._sql
 
     async def __aenter__(self) -> Self:
         """Open the file. Raises RuntimeError if this SQLite is too old, sqlite3.OperationalError if it cannot."""
@@ -97,12 +96,12 @@ class SQLite:
         if statement.writes:
             require_transaction(conn)
         if conn.row_factory in (None, sqlite3.Row):
-            return read(statement, await conn.execute_fetchall(statement.text, values))
+            return read(statement, as_text(conn, await conn.execute_fetchall(statement.text, values)))
         cursor = await conn.cursor()
         try:
             cursor.row_factory = None  # rows are read by position, whatever the caller makes of them
             await cursor.execute(statement.text, cast(Any, values))
-            return read(statement, await cursor.fetchall())
+            return read(statement, as_text(conn, await cursor.fetchall()))
         finally:
             await cursor.close()
 
@@ -166,6 +165,13 @@ def connection_of(tx: object) -> aiosqlite.Connection:
         f"tx must be an aiosqlite connection, or None to commit at once, not "
         f"{type(tx).__module__}.{type(tx).__qualname__}"
     )
+
+
+def as_text(conn: aiosqlite.Connection, rows: Any) -> Any:
+    """The rows with text as str, whatever the caller's connection makes of it."""
+    if conn.text_factory is str:
+        return rows
+    return [[value.decode() if isinstance(value, bytes | bytearray) else value for value in row] for row in rows]
 
 
 def require_transaction(conn: aiosqlite.Connection) -> None:

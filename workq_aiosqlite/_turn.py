@@ -6,7 +6,7 @@ import asyncio
 import weakref
 from collections import deque
 
-from workq.dialect import WriterBusy
+from workq.dialect import Busy
 
 
 class Turn:
@@ -18,7 +18,7 @@ class Turn:
         self._others: deque[asyncio.Future[None]] = deque()
 
     async def take(self, *, first: bool, wait: float) -> None:
-        """Wait for the turn. Raises WriterBusy after `wait` seconds."""
+        """Wait for the turn. Raises Busy after `wait` seconds."""
         if not self._taken:
             self._taken = True
             return
@@ -31,7 +31,7 @@ class Turn:
             if mine.done() and not mine.cancelled():
                 self.give()  # it came in the same turn of the loop as the timeout or the cancellation
             if isinstance(error, TimeoutError):
-                raise WriterBusy("the queue for SQLite's writer was too long") from None
+                raise Busy("the queue for SQLite's writer was too long") from None
             raise
 
     def give(self) -> None:

@@ -83,7 +83,14 @@ async def listen_on(pool: asyncpg.Pool[Any], channel: str, heard: Callable[[str 
                     await asyncio.sleep(ALIVE_EVERY)
                     await connection.fetch(ALIVE, {}, Urgency(timeout=5))
             finally:
-                raw.terminate()  # UNLISTEN would be one more wait; nobody else may get it as it is
+                # Nobody else may get it as it is; and it is not thrown away, or the pool would connect anew at once.
+                alarm = asyncio.get_running_loop().call_later(0.1, raw.terminate)
+                try:
+                    await raw.remove_listener(channel, notified)
+                except Exception:
+                    raw.terminate()
+                finally:
+                    alarm.cancel()
                 await connection.close()
         except Unreachable:
             pass  # the executors' own loops report it

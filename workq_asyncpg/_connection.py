@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import asyncpg
 
-from workq.dialect import Interrupted, Params, Rows, Statement, UniqueViolation, Unreachable, Urgency
+from workq.dialect import Busy, Interrupted, Params, Rows, Statement, UniqueViolation, Unreachable, Urgency
 
 if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
@@ -29,7 +29,6 @@ RELEASE = 0.25
 DID_NOTHING = (
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
-    asyncpg.LockNotAvailableError,
 )
 """Errors of one statement in a transaction of its own that are worth another attempt."""
 
@@ -66,7 +65,7 @@ class PostgresConnection:
         pauses = 0.002
         while True:
             try:
-                return await self._once(statement, params, deadline)
+                return await self._once(statement, params, deadline, urgency.lock_wait)
             except DID_NOTHING:
                 left = deadline - asyncio.get_running_loop().time()
                 if left < pauses:
@@ -74,7 +73,7 @@ class PostgresConnection:
                 await asyncio.sleep(pauses * random.uniform(0.5, 1))
                 pauses = min(pauses * 2, 0.5)
 
-    async def _once(self, statement: Statement, params: Params, deadline: float) -> Rows:
+    async def _once(self, statement: Statement, params: Params, deadline: float, lock_wait: float | None) -> Rows:
         raw = await self.raw()
         loop = asyncio.get_running_loop()
         # Not a timeout round the await: cancelling asyncpg's fetch sends a cancel request over a second connection,
@@ -82,8 +81,12 @@ class PostgresConnection:
         alarm = loop.call_at(deadline, raw.terminate)
         self._busy = True
         try:
+            if statement.waits and lock_wait is not None:
+                return await self._impatiently(raw, statement, params, lock_wait)
             rows: Rows = await raw.fetch(statement.text, *statement.positional(params))
             return rows
+        except asyncpg.LockNotAvailableError as error:
+            raise Busy(f"{self._purpose}: somebody's transaction holds the row or key") from error
         except asyncio.CancelledError:
             raw.terminate()
             raise
@@ -106,6 +109,13 @@ class PostgresConnection:
             self._busy = False
             if raw.is_closed():
                 await self._give_back()
+
+    async def _impatiently(self, raw: Raw, statement: Statement, params: Params, lock_wait: float) -> Rows:
+        async with raw.transaction():
+            # LOCAL, so that nothing leaks behind a pooler.
+            await raw.execute(f"set local lock_timeout = {max(int(lock_wait * 1000), 1)}")
+            rows: Rows = await raw.fetch(statement.text, *statement.positional(params))
+            return rows
 
     async def raw(self) -> Raw:
         """The open connection. Raises Unreachable."""

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -50,14 +49,15 @@ class Postgres:
         self._pool = pool
         self._names = names("public" if schema is None else schema, table)
         self._listen = listen
+        statements = postgres(self._names)
+        self._sql = statements if listen else replace(statements, ring=None)
         self._doorbell = Doorbell()
         self._flushes: list[Callable[[], Awaitable[None]]] = []
 
-    @cached_property
+    @property
     def sql(self) -> Statements:
         """The statements for this table."""
-        statements = postgres(self._names)
-        return statements if self._listen else replace(statements, ring=None)
+        return self._sql
 
     async def fetch(self, statement: Statement, params: Params, tx: Transaction) -> Rows:
         """Run one statement on the caller's connection."""
@@ -74,11 +74,16 @@ class Postgres:
             )
         if not statement.savepoint:
             return await conn.fetch(statement.text, *arguments)
+        # Not conn.transaction(): asyncpg refuses that in a transaction begun by hand.
+        await conn.execute("savepoint workq")
         try:
-            async with conn.transaction():
-                return await conn.fetch(statement.text, *arguments)
+            rows = await conn.fetch(statement.text, *arguments)
         except asyncpg.UniqueViolationError as error:
+            await conn.execute("rollback to savepoint workq")
+            await conn.execute("release savepoint workq")
             raise UniqueViolation from error
+        await conn.execute("release savepoint workq")
+        return rows
 
     def connection(self, purpose: str, *, first: bool = False) -> PostgresConnection:
         """A connection for one loop."""

@@ -1,6 +1,6 @@
 """The pytest plugin: fixtures that hand out what `workq.testing` has.
 
-A package of its own, because pytest imports plugins in every run of everybody: workq is imported when a test asks for it.
+A package of its own, because pytest imports plugins in every run: workq is imported when a test asks for it.
 """
 
 from __future__ import annotations

@@ -119,6 +119,7 @@ select i.queue, i.name, i.payload::json, i.headers::json, i.priority,
 on conflict (queue, name, key) where key is not null and failed_at is null and not scheduled do nothing
 returning id, queue, name, key
 """,
+    waits=True,
     args=(("items", 8),),
 )
 
@@ -307,6 +308,7 @@ update {table} t
  where t.id = $1 and t.failed_at is not null
 returning t.id, t.queue, t.name, t.key, t.headers::text
 """,
+    waits=True,
     args=("id", "run_at", "payload"),
     savepoint=True,
 )
@@ -333,6 +335,7 @@ update {table} t
       for update of f skip locked))
 returning t.id, t.queue, t.name, t.key, t.headers::text
 """,
+    waits=True,
     args=("name", "queue", "error_like", "limit"),
     savepoint=True,
 )
@@ -345,6 +348,7 @@ update {table} t
  where t.id = $1 and t.failed_at is null and (t.locked_until is null or t.locked_until < statement_timestamp())
 returning t.id, t.queue
 """,
+    waits=True,
     args=("id", "run_at"),
 )
 
@@ -356,10 +360,11 @@ update {table} t
  where t.id = $1 and t.failed_at is null and (t.locked_until is null or t.locked_until < statement_timestamp())
 returning t.id
 """,
+    waits=True,
     args=("id",),
 )
 
-DELETE = Statement("delete from {table} where id = $1 returning id", args=("id",))
+DELETE = Statement("delete from {table} where id = $1 returning id", args=("id",), waits=True)
 
 GET = Statement(
     """

@@ -22,6 +22,8 @@ class Statement:
     instants: tuple[int, ...] = ()
     """Positions of the result columns that are points in time (SQLite stores microseconds)."""
     writes: bool = True
+    waits: bool = False
+    """It may meet a row or a key that somebody's open transaction holds, and wait for that to end."""
     savepoint: bool = False
     """A unique violation is an expected answer: it must leave the caller's transaction usable."""
 

@@ -19,7 +19,7 @@ from workq.testing._server import Server, ServerMissing, launch
 __all__ = ["ServerMissing", "postgres", "queue"]
 
 _numbers = itertools.count(1)
-_server: Server | None = None
+_running: Server | None = None
 
 
 def queue(url: str | None = None, /, *, allow_failed: bool = False) -> AbstractAsyncContextManager[Queue]:
@@ -49,11 +49,11 @@ async def postgres() -> AsyncGenerator[str]:
 
 
 def _url() -> str:
-    global _server
-    if _server is None:
-        _server = launch()
-        atexit.register(_server.remove)
-    return _server.url
+    global _running
+    if _running is None:
+        _running = launch()
+        atexit.register(_running.remove)
+    return _running.url
 
 
 @asynccontextmanager

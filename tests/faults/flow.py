@@ -1,0 +1,86 @@
+"""Tasks that keep coming while the database does not, and what became of each."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import workq
+from support import SOON, Database, Events
+
+
+class Flow:
+    """A producer that never tires, and executors that run what it makes."""
+
+    def __init__(self) -> None:
+        self.events = Events()
+        self.queues: list[workq.Queue] = []
+        self.executors: list[workq.Executor] = []
+        self.enqueued: set[int] = set()
+        self.failures: list[Exception] = []
+        self.started: list[tuple[float, int]] = []
+        """When, and which."""
+        self._enough = asyncio.Event()
+
+    async def produce(self) -> None:
+        """Enqueue a task every few milliseconds; what the database refuses is noted, and the next one comes."""
+        number = 0
+        while not self._enough.is_set():
+            try:
+                id = await self.queues[0].enqueue(None, "work", number)
+                assert id is not None
+                self.enqueued.add(id)
+            except Exception as error:  # whatever it is, it is looked at by the test
+                self.failures.append(error)
+            number += 1
+            await asyncio.sleep(0.005)
+
+    async def work(self, task: workq.Task[object]) -> None:
+        """The handler."""
+        self.started.append((time.monotonic(), task.id))
+        await asyncio.sleep(0.02)
+
+    async def runs(self, since: float, timeout: float = SOON) -> float:
+        """Wait until a task was started that had not been at `since`; how long after is returned."""
+        async with asyncio.timeout(timeout):
+            while not self.started or self.started[-1][0] <= since:
+                await asyncio.sleep(0.005)
+        return next(at for at, _ in self.started if at > since) - since
+
+    async def end(self) -> None:
+        """Produce no more, and wait until all is done."""
+        self._enough.set()
+        await self.queues[0].wait(timeout=2 * SOON)
+
+    async def healthy(self) -> bool:
+        """No executor's loop is failing."""
+        return all(executor.health().ok for executor in self.executors)
+
+    def completed(self) -> list[int]:
+        """The ids of all accepted results."""
+        return [event.id for event in self.events if event.kind == "completed"]
+
+
+@asynccontextmanager
+async def flow(database: Database, *urls: str, **options: Any) -> AsyncGenerator[Flow]:
+    """Two executors (or one for each URL), each with connections of its own, and a producer beside the first."""
+    flow = Flow()
+    handler = workq.handler("work")(flow.work)
+    async with AsyncExitStack() as stack:
+        for url in urls or (database.url, database.url):
+            db = await stack.enter_async_context(workq.connect(url, schema=database.schema))
+            queue = workq.Queue(db, on_event=[flow.events])
+            await queue.migrate()
+            flow.queues.append(queue)
+            executor = workq.Executor(queue, [handler], workers=4, **{"poll_interval": 0.2, "lease": 10, "stop_timeout": 2} | options)
+            await stack.enter_async_context(executor)
+            flow.executors.append(executor)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(flow.produce())
+            try:
+                yield flow
+            finally:
+                flow._enough.set()  # pyright: ignore[reportPrivateUsage]

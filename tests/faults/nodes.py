@@ -1,0 +1,146 @@
+"""Processes that run executors, and what they wrote down."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import workq
+from support import SOON, Database, eventually
+from workq.testing._server import wait_for_state
+
+WORKER = Path(__file__).with_name("worker.py")
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": os.pathsep.join([str(Path(workq.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    "PYTHONWARNINGS": "default",
+}
+
+
+class Line(NamedTuple):
+    """One line of the journal."""
+
+    what: str
+    id: int
+    pid: int
+    monotonic: float
+    wall: float
+
+
+class Journal:
+    """What all nodes of a test wrote."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.touch()
+
+    def lines(self, what: str, pid: int | None = None) -> list[Line]:
+        """The lines of one kind, in the order of writing."""
+        found: list[Line] = []
+        for text in self.path.read_text().splitlines():
+            kind, id, writer, monotonic, wall = text.split()
+            if kind == what and pid in (None, int(writer)):
+                found.append(Line(kind, int(id), int(writer), float(monotonic), float(wall)))
+        return found
+
+    def times(self, what: str) -> Counter[int]:
+        """How often it happened, by task."""
+        return Counter(line.id for line in self.lines(what))
+
+    async def until(self, what: str, number: int, pid: int | None = None, timeout: float = SOON) -> None:
+        """Wait until so many lines of a kind are there."""
+
+        async def written() -> bool:
+            return len(self.lines(what, pid)) >= number
+
+        await eventually(written, timeout)
+
+
+class Node:
+    """One process."""
+
+    def __init__(self, process: subprocess.Popen[bytes], output: Path) -> None:
+        self._process = process
+        self._output = output
+        self.pid = process.pid
+
+    def kill(self) -> None:
+        """SIGKILL: nothing of it runs any more when this returns."""
+        self._process.kill()
+        self._process.wait()
+
+    def freeze(self) -> None:
+        """SIGSTOP: it stands still when this returns."""
+        self._process.send_signal(signal.SIGSTOP)
+        wait_for_state([self.pid], "TZX")
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        self._process.send_signal(signal.SIGCONT)
+
+    async def end(self, timeout: float = SOON) -> str:
+        """Ask it to end well, and return all that it printed."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        code = await asyncio.to_thread(self._process.wait, timeout)
+        printed = self._output.read_text()
+        assert code == 0, printed
+        return printed
+
+    def remove(self) -> None:
+        """Leave nothing, however the test ended."""
+        self._process.kill()
+        self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+
+class Nodes:
+    """The processes of one test, on one database."""
+
+    def __init__(self, database: Database, folder: Path) -> None:
+        self._database = database
+        self._folder = folder
+        self._nodes: list[Node] = []
+        self.journal = Journal(folder / "journal")
+
+    def begin(self, *flags: str, **options: float) -> Node:
+        """Start a process, without waiting for it."""
+        command = [sys.executable, str(WORKER), self._database.url, str(self.journal.path), *flags]
+        if self._database.schema is not None:
+            command.append(f"--schema={self._database.schema}")
+        command += [f"--{name}={value}" for name, value in options.items()]
+        output = self._folder / f"output-{len(self._nodes)}"
+        with output.open("wb") as file:
+            process = subprocess.Popen(command, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=file, stderr=file)
+        node = Node(process, output)
+        self._nodes.append(node)
+        return node
+
+    async def start(self, *flags: str, **options: float) -> Node:
+        """Start a process, and wait until its executor runs."""
+        node = self.begin(*flags, **options)
+        await self.journal.until("ready", 1, node.pid)
+        return node
+
+    def remove(self) -> None:
+        """Kill those that are left."""
+        for node in self._nodes:
+            node.remove()
+
+
+@contextmanager
+def nodes_on(database: Database, folder: Path) -> Generator[Nodes]:
+    """Processes that do not outlive the block."""
+    nodes = Nodes(database, folder)
+    try:
+        yield nodes
+    finally:
+        nodes.remove()

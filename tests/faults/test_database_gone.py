@@ -1,0 +1,318 @@
+"""back again: the database goes away in every way it can, and when it returns, work goes on by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+import workq
+import workq_asyncpg
+from faults.flow import flow
+from faults.nodes import nodes_on
+from support import SOON, PostgresDatabase, Runs, SQLiteDatabase, eventually
+from workq.testing._server import Server
+
+BACK_AGAIN = 5.0
+
+ENDS: dict[str, Callable[[Server], None]] = {
+    "stopped": Server.stop,
+    "stopped at once": lambda server: server.stop("immediate"),
+    "killed": Server.kill,
+}
+
+
+def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What workq logged at WARNING or above."""
+    return [record.getMessage() for record in caplog.records if record.name == "workq" and record.levelno >= logging.WARNING]
+
+
+def others() -> list[asyncio.Task[object]]:
+    """What is left in the loop."""
+    return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+
+def application_pool(database: PostgresDatabase) -> AbstractAsyncContextManager[asyncpg.Pool[Any]]:
+    """A pool as small as may be, which asyncpg does not fill up by itself."""
+    return asyncpg.create_pool(database.url, min_size=0, max_size=6)
+
+
+@asynccontextmanager
+async def frozen(server: Server) -> AsyncGenerator[None]:
+    """The server answers nothing, and closes nothing."""
+    await asyncio.to_thread(server.freeze)
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(server.thaw)
+
+
+# -- gone
+
+
+@pytest.mark.parametrize("end", ENDS)
+async def test_work_resumes_by_itself_when_the_server_returns(
+    mortal: PostgresDatabase, server: Server, caplog: pytest.LogCaptureFixture, end: str
+) -> None:
+    """F18: within 5 s; no loss, no result accepted twice. One warning for each loop, not a flood.
+
+    The claims of the last 0.6 s before a crash may be lost, and such a task starts again.
+    """
+    async with flow(mortal) as tasks:
+        await tasks.runs(since=0)
+        caplog.clear()
+        crash = time.monotonic()
+        await asyncio.to_thread(ENDS[end], server)
+        await asyncio.sleep(2)
+        await asyncio.to_thread(server.start)
+        back = time.monotonic()
+        assert await tasks.runs(since=back, timeout=2 * BACK_AGAIN) < BACK_AGAIN
+        await tasks.end()
+        await eventually(tasks.healthy)
+        assert await mortal.rows("select id from {table}") == []
+    completed = Counter(tasks.completed())
+    assert tasks.enqueued - set(completed) == set()
+    may_repeat = set[int]() if end == "stopped" else {id for at, id in tasks.started if crash - 0.6 < at < back}
+    assert {id for id, times in completed.items() if times > 1} <= may_repeat
+    assert Counter(complaints(caplog)).most_common(1)[0][1] <= len(tasks.executors)
+    assert len(complaints(caplog)) <= 3 * len(tasks.executors)
+
+
+async def test_leases_that_ran_out_while_the_server_was_gone_are_taken_over_and_nothing_is_lost(
+    mortal: PostgresDatabase, server: Server
+) -> None:
+    """F04, F18: the outage is longer than the lease."""
+    async with flow(mortal, lease=0.9) as tasks:
+        await tasks.runs(since=0)
+        await asyncio.to_thread(server.stop, "immediate")
+        await asyncio.sleep(2)
+        await asyncio.to_thread(server.start)
+        await tasks.runs(since=time.monotonic())
+        await tasks.end()
+        assert await mortal.rows("select id from {table}") == []
+    ended = {event.id for event in tasks.events if event.kind in ("completed", "lost")}
+    assert tasks.enqueued - ended == set()
+
+
+async def test_sessions_that_are_terminated_are_replaced_and_every_task_runs(mortal: PostgresDatabase) -> None:
+    """F18, F22: the server ends every session, again and again."""
+    async with flow(mortal) as tasks:
+        for _ in range(10):
+            await tasks.runs(since=time.monotonic())
+            await mortal.rows(
+                "select pg_terminate_backend(pid) from pg_stat_activity "
+                "where pid <> pg_backend_pid() and datname = current_database() and query like '%workq%'"
+            )
+        assert await tasks.runs(since=time.monotonic()) < BACK_AGAIN
+        await tasks.end()
+    completed = Counter(tasks.completed())
+    assert tasks.enqueued - set(completed) == set()
+    assert set(completed.values()) == {1}
+
+
+# -- frozen
+
+
+async def test_stop_returns_in_time_from_a_frozen_server(mortal: PostgresDatabase, server: Server) -> None:
+    """F36: clean stop. stop(2) returns within 3 s, and leaves nothing in the loop."""
+    runs = Runs()
+
+    @workq.handler("work")
+    async def work(task: workq.Task[object]) -> None:
+        await runs.hold(task.payload)
+
+    async with application_pool(mortal) as pool:
+        queue = workq.Queue(workq_asyncpg.Postgres(pool, schema=mortal.schema))
+        await queue.migrate()
+        before = others()
+        executor = workq.Executor(queue, [work], lease=1.5, poll_interval=0.2)
+        await executor.start()
+        await queue.enqueue_many(None, [workq.NewTask("work", number) for number in range(4)])
+        await runs.until(lambda: len(runs.running) == 4)
+        async with frozen(server):
+            await asyncio.sleep(1)
+            began = time.monotonic()
+            await executor.stop(2)
+            assert time.monotonic() - began < 3
+            assert runs.running == set()
+            await asyncio.sleep(0)
+            assert [task for task in others() if task not in before] == []
+
+
+async def test_work_resumes_by_itself_when_a_frozen_server_goes_on(mortal: PostgresDatabase, server: Server) -> None:
+    """F18, F21: nothing answered, and nothing was closed either."""
+    async with flow(mortal, lease=1.5) as tasks:
+        await tasks.runs(since=0)
+        async with frozen(server):
+            await asyncio.sleep(4)
+        back = time.monotonic()
+        assert await tasks.runs(since=back, timeout=2 * BACK_AGAIN) < BACK_AGAIN
+        await tasks.end()
+        assert await mortal.rows("select id from {table}") == []
+
+
+# -- not there
+
+
+async def test_start_on_a_dead_server_says_so_and_leaves_nothing_behind(
+    mortal: PostgresDatabase, server: Server
+) -> None:
+    @workq.handler("work")
+    async def work(task: workq.Task[object]) -> None: ...
+
+    async with application_pool(mortal) as pool:
+        queue = workq.Queue(workq_asyncpg.Postgres(pool, schema=mortal.schema))
+        await queue.migrate()
+        await asyncio.to_thread(server.stop)
+        before = others()
+        for _ in range(3):  # a place in the pool that a failed start kept would make the third one fail otherwise
+            executor = workq.Executor(queue, [work])
+            with pytest.raises(ConnectionRefusedError):
+                await executor.start()
+            await asyncio.sleep(0)
+            assert [task for task in others() if task not in before] == []
+            assert not executor.health().ok
+        assert pool.get_size() == pool.get_idle_size()
+        await asyncio.to_thread(server.start)
+        async with workq.Executor(queue, [work]):
+            await queue.enqueue(None, "work", 1)
+            await queue.wait(timeout=SOON)
+
+
+async def test_a_start_that_waits_for_a_frozen_server_can_be_cancelled(
+    mortal: PostgresDatabase, server: Server
+) -> None:
+    """F36: within seconds, and nothing is left behind."""
+
+    @workq.handler("work")
+    async def work(task: workq.Task[object]) -> None: ...
+
+    async with application_pool(mortal) as pool:
+        queue = workq.Queue(workq_asyncpg.Postgres(pool, schema=mortal.schema))
+        await queue.migrate()
+        before = others()
+        async with frozen(server):
+            starting = asyncio.create_task(workq.Executor(queue, [work]).start())
+            await asyncio.sleep(0.2)
+            began = time.monotonic()
+            starting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await starting
+            assert time.monotonic() - began < 3
+            await asyncio.sleep(0)
+            assert [task for task in others() if task not in before] == []
+
+
+@pytest.mark.slow
+async def test_a_start_that_waits_for_a_frozen_server_gives_up_and_says_why(
+    mortal: PostgresDatabase, server: Server
+) -> None:
+    """F21: after the statement's own deadline."""
+
+    @workq.handler("work")
+    async def work(task: workq.Task[object]) -> None: ...
+
+    async with application_pool(mortal) as pool:
+        queue = workq.Queue(workq_asyncpg.Postgres(pool, schema=mortal.schema))
+        await queue.migrate()
+        before = others()
+        async with frozen(server):
+            with pytest.raises(TimeoutError):
+                await workq.Executor(queue, [work]).start()
+            await asyncio.sleep(0)
+            assert [task for task in others() if task not in before] == []
+
+
+# -- locked
+
+FOREIGN_WRITER = """
+import sqlite3, sys, time
+conn = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=30)
+conn.execute("begin immediate")
+print("locked", flush=True)
+time.sleep(float(sys.argv[2]))
+conn.execute("commit")
+conn.close()
+"""
+
+
+async def locked(path: Path, seconds: float) -> asyncio.Task[int]:
+    """Another process holds the file's writer for so long, from now on. Returns the task that waits for its end."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", FOREIGN_WRITER, str(path), str(seconds)], stdout=subprocess.PIPE
+    )
+
+    async def ended() -> int:
+        try:
+            return await asyncio.to_thread(process.wait)
+        finally:
+            process.kill()
+            process.communicate()
+
+    assert process.stdout is not None
+    assert await asyncio.to_thread(process.stdout.readline) == b"locked\n"
+    return asyncio.create_task(ended())
+
+
+async def test_a_foreign_writer_that_holds_the_file_for_three_seconds_brings_no_error_to_the_surface(
+    sqlite: SQLiteDatabase, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F28: everybody waits for his turn."""
+    async with flow(sqlite, sqlite.url, lease=30) as tasks:
+        await tasks.runs(since=0)
+        assert await (await locked(sqlite.path, 3)) == 0
+        assert await tasks.runs(since=time.monotonic()) < 1
+        await tasks.end()
+    assert tasks.failures == []
+    assert Counter(tasks.completed()) == dict.fromkeys(tasks.enqueued, 1)
+    assert complaints(caplog) == []
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(12, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+async def test_a_transaction_longer_than_the_lease_makes_nobody_steal_live_tasks(
+    sqlite: SQLiteDatabase, tmp_path: Path, rounds: int
+) -> None:
+    """F10: one holder. 8 live tasks of one process, another that looks for work, and a third that blocks both."""
+    async with sqlite.open() as db:
+        queue = workq.Queue(db)
+        await queue.migrate()
+        for _ in range(rounds):
+            folder = tmp_path / "round"
+            folder.mkdir(exist_ok=True)
+            with nodes_on(sqlite, folder) as nodes:
+                holder = await nodes.start(workers=8, lease=0.9, poll=0.1, takes=4.5)
+                ids = await queue.enqueue_many(None, [workq.NewTask("work", n) for n in range(8)])
+                await nodes.journal.until("start", 8, holder.pid)
+                other = await nodes.start(workers=8, lease=0.9, poll=0.1, takes=4.5)
+                assert await (await locked(sqlite.path, 2.5)) == 0
+                await nodes.journal.until("end", 8, holder.pid)
+                await nodes.journal.until("completed", 8)
+                assert nodes.journal.lines("start", other.pid) == []
+                assert nodes.journal.times("completed") == dict.fromkeys(ids, 1)
+                nodes.journal.path.unlink()
+
+
+async def test_a_process_killed_in_its_transaction_leaves_the_file_to_the_others(sqlite: SQLiteDatabase) -> None:
+    """F28: the lock of a dead process is no lock."""
+    async with flow(sqlite, sqlite.url) as tasks:
+        await tasks.runs(since=0)
+        process = subprocess.Popen(
+            [sys.executable, "-c", FOREIGN_WRITER, str(sqlite.path), "600"], stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        assert await asyncio.to_thread(process.stdout.readline) == b"locked\n"
+        process.kill()
+        process.communicate()
+        assert await tasks.runs(since=time.monotonic()) < BACK_AGAIN
+        await tasks.end()
+    assert tasks.failures == []

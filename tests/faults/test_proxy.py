@@ -1,0 +1,146 @@
+"""back again: networks that lose bytes without a word, that are slow, that cut."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+
+import pytest
+
+import workq
+import workq_asyncpg._bell
+from faults.flow import flow
+from faults.proxy import Link, proxy_to
+from support import PostgresDatabase, Runs, eventually
+
+DEADLINE, CONNECT = 10.0, 2.0
+POLL = 0.2
+
+Note = workq.Spec("note", str)
+
+
+
+
+def listens(link: Link) -> bool:
+    return b'LISTEN "workq_' in link.said
+
+
+async def test_work_resumes_after_a_network_that_swallowed_everything(mortal: PostgresDatabase) -> None:
+    """F21: within a statement's deadline and a poll. The old connections stay dead for ever."""
+    async with proxy_to(mortal.url) as (proxy, url), flow(mortal, url, lease=4.5, poll_interval=POLL) as tasks:
+        await tasks.runs(since=0)
+        proxy.swallowing = True
+        assert proxy.lose() >= 3
+        silent = time.monotonic()
+        await asyncio.sleep(3)
+        proxy.swallowing = False
+        await tasks.runs(since=silent + 1, timeout=DEADLINE + CONNECT + POLL + 1)
+        await eventually(tasks.healthy)
+        await tasks.end()
+        assert await mortal.rows("select id from {table}") == []
+
+
+async def test_connections_that_die_one_after_the_other_stop_nobody(mortal: PostgresDatabase) -> None:
+    """F18: all of them are cut, again and again, wherever they are in their statements."""
+    async with proxy_to(mortal.url) as (proxy, url), flow(mortal, url, url) as tasks:
+        for _ in range(20):
+            await tasks.runs(since=time.monotonic())
+            proxy.cut()
+        await tasks.runs(since=time.monotonic())
+        await tasks.end()
+        assert await mortal.rows("select id from {table}") == []
+    completed = Counter(tasks.completed())
+    assert tasks.enqueued - set(completed) == set()
+    assert set(completed.values()) == {1}
+
+
+async def test_a_slow_network_makes_things_slow_and_nothing_else(mortal: PostgresDatabase) -> None:
+    """F10: each way takes 50 ms; live tasks keep their leases."""
+    async with proxy_to(mortal.url) as (proxy, url), flow(mortal, mortal.url, url, lease=1) as tasks:
+        proxy.delay = 0.05
+        for _ in range(20):
+            await tasks.runs(since=time.monotonic())
+            await asyncio.sleep(0.05)
+        await tasks.end()
+    assert tasks.failures == []
+    assert Counter(tasks.completed()) == dict.fromkeys(tasks.enqueued, 1)
+    assert tasks.events.count("lost") == 0
+
+
+async def test_stop_returns_in_time_from_a_network_that_swallows_everything(mortal: PostgresDatabase) -> None:
+    """F36: clean stop, and leaving `connect` is bounded too."""
+    runs = Runs()
+
+    @workq.handler(Note)
+    async def note(task: workq.Task[str]) -> None:
+        await runs.hold(task.payload)
+
+    async with proxy_to(mortal.url) as (proxy, url):
+        async with workq.connect(url, schema=mortal.schema) as db:
+            queue = workq.Queue(db)
+            await queue.migrate()
+            executor = workq.Executor(queue, [note], poll_interval=POLL)
+            await executor.start()
+            await queue.enqueue(None, Note, "held")
+            await runs.until(lambda: runs.running == {"held"})
+            proxy.swallowing = True
+            proxy.lose()
+            await asyncio.sleep(2 * POLL)
+            began = time.monotonic()
+            await executor.stop(1)
+            assert time.monotonic() - began < 2
+            assert runs.running == set()
+            began = time.monotonic()
+        assert time.monotonic() - began < 5
+
+
+async def test_polling_suffices_when_the_listening_connection_is_silently_dead(mortal: PostgresDatabase) -> None:
+    """F19: nobody hears the ring, and the task runs all the same."""
+    runs = Runs()
+    runs.go.set()
+
+    @workq.handler(Note)
+    async def note(task: workq.Task[str]) -> None:
+        await runs.hold(task.payload)
+
+    async with proxy_to(mortal.url) as (proxy, url), workq.connect(url, schema=mortal.schema) as db:
+        queue = workq.Queue(db)
+        await queue.migrate()
+        async with workq.Executor(queue, [note], poll_interval=POLL), mortal.open() as elsewhere:
+            await until_listening(proxy.links)
+            assert proxy.lose(listens) == 1
+            await workq.Queue(elsewhere).enqueue(None, Note, "unheard")
+            await runs.until(lambda: runs.started["unheard"] == 1)
+
+
+async def test_a_listening_connection_that_died_is_replaced_and_what_came_meanwhile_is_found(
+    mortal: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F19: without polling, so that only the new connection can tell."""
+    monkeypatch.setattr(workq_asyncpg._bell, "ALIVE_EVERY", 0.1)
+    runs = Runs()
+    runs.go.set()
+
+    @workq.handler(Note)
+    async def note(task: workq.Task[str]) -> None:
+        await runs.hold(task.payload)
+
+    async with proxy_to(mortal.url) as (proxy, url), workq.connect(url, schema=mortal.schema) as db:
+        queue = workq.Queue(db)
+        await queue.migrate()
+        async with workq.Executor(queue, [note], poll_interval=600), mortal.open() as elsewhere:
+            await until_listening(proxy.links)
+            assert proxy.lose(listens) == 1
+            await workq.Queue(elsewhere).enqueue(None, Note, "meanwhile")
+            await runs.until(lambda: runs.started["meanwhile"] == 1)
+            assert [link for link in proxy.links if listens(link) and not link.lost] != []
+            await workq.Queue(elsewhere).enqueue(None, Note, "after")
+            await runs.until(lambda: runs.started["after"] == 1)
+
+
+async def until_listening(links: list[Link]) -> None:
+    async def one_does() -> bool:
+        return any(listens(link) for link in links)
+
+    await eventually(one_does)
