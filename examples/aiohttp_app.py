@@ -70,8 +70,9 @@ async def demonstrate(url: str) -> None:
     async with TestClient(TestServer(app)) as client:
         for path in ("cat.png", "dog.png", "cat.png"):
             async with client.post("/pictures", params={"path": path}) as response:
-                print(response.status, await response.text())
+                text = await response.text()
             await app[QUEUE].wait(timeout=10)
+            print(response.status, text)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import sqlalchemy as sa
-from sqlalchemy import orm
+from sqlalchemy import event, exc, orm
 from sqlalchemy.ext.asyncio import (
     AsyncConnection,
     AsyncEngine,
@@ -69,8 +69,10 @@ async def a_connection(engine: AsyncEngine) -> AsyncGenerator[Any]:
 @asynccontextmanager
 async def a_scoped_session(engine: AsyncEngine) -> AsyncGenerator[Any]:
     scoped = async_scoped_session(async_sessionmaker(engine), scopefunc=asyncio.current_task)
-    yield scoped
-    await scoped.remove()
+    try:
+        yield scoped
+    finally:
+        await scoped.remove()
 
 
 @asynccontextmanager
@@ -193,16 +195,30 @@ async def test_what_is_done_first_in_a_transaction_that_commits_is_done(
 async def test_an_error_in_the_transaction_takes_the_task_along(
     kind: Kind, queue: workq.Queue, engine: AsyncEngine
 ) -> None:
-    """no trace."""
-    with pytest.raises(sa.exc.DBAPIError):
+    """no trace: the database's, and the application's."""
+
+    async def break_a_statement() -> None:
         async with kind(engine) as tx:
             await queue.enqueue(tx, NOTE, "never")
             await execute(tx, "select broken from nowhere")
-    with pytest.raises(LookupError):
+
+    async def break_off() -> None:
         async with kind(engine) as tx:
             await queue.enqueue(tx, NOTE, "never")
             raise LookupError
+
+    with pytest.raises(exc.DBAPIError):
+        await break_a_statement()
+    with pytest.raises(LookupError):
+        await break_off()
     assert await queue.find() == []
+
+
+async def enqueue_and_break_off(queue: workq.Queue, block: AbstractAsyncContextManager[Any], tx: Any = None) -> None:
+    """In a block that an error leaves."""
+    async with block as begun:
+        await queue.enqueue(tx or begun, NOTE, "undone")
+        raise LookupError
 
 
 @pytest.mark.parametrize("kind", ["engine", "sessions"])
@@ -214,9 +230,7 @@ async def test_a_begin_block_commits_or_leaves_no_trace(kind: str, queue: workq.
         return engine.begin() if kind == "engine" else sessions.begin()
 
     with pytest.raises(LookupError):
-        async with begin() as tx:
-            await queue.enqueue(tx, NOTE, "never")
-            raise LookupError
+        await enqueue_and_break_off(queue, begin())
     assert await queue.find() == []
     async with begin() as tx:
         id = await queue.enqueue(tx, NOTE, "kept")
@@ -240,9 +254,7 @@ async def test_a_savepoint_that_rolls_back_leaves_no_trace(kind: Kind, queue: wo
     async with kind(engine) as tx:
         kept = [await queue.enqueue(tx, NOTE, "outside")]
         with pytest.raises(LookupError):
-            async with tx.begin_nested():
-                await queue.enqueue(tx, NOTE, "undone")
-                raise LookupError
+            await enqueue_and_break_off(queue, tx.begin_nested(), tx)
         async with tx.begin_nested() as savepoint:
             await queue.enqueue(tx, NOTE, "undone")
             await savepoint.rollback()
@@ -301,7 +313,11 @@ async def test_payloads_come_back_equal_through_sqlalchemy(kind: Kind, queue: wo
 @every_kind
 async def test_many_are_one_statement_through_sqlalchemy(kind: Kind, queue: workq.Queue, engine: AsyncEngine) -> None:
     statements: list[str] = []
-    sa.event.listen(engine.sync_engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
+
+    def executed(conn: object, cursor: object, statement: str, *rest: object) -> None:
+        statements.append(statement)
+
+    event.listen(engine.sync_engine, "before_cursor_execute", executed)
     async with kind(engine) as tx:
         ids = await queue.enqueue_many(tx, [workq.NewTask(NOTE, str(number)) for number in range(1000)])
         await tx.commit()
@@ -499,7 +515,7 @@ async def test_objects_and_tasks_are_stored_together_or_not_at_all(
             await session.rollback()
         else:
             session.add(User(email="ann"))
-            with pytest.raises(sa.exc.IntegrityError):
+            with pytest.raises(exc.IntegrityError):
                 await session.commit()
     async with AsyncSession(engine) as session:
         users = (await session.scalars(sa.select(User.email))).all()
@@ -564,10 +580,9 @@ async def test_an_engine_and_a_session_maker_are_refused_with_the_remedy(
         (async_sessionmaker(engine), r"sessions\.begin\(\)"),
     ]
     for given, remedy in refused:
-        for name, operation in OPERATIONS.items():
+        for operation in OPERATIONS.values():
             with pytest.raises(TypeError, match=remedy):
                 await operation(shelf, given)
-                pytest.fail(f"{name} took {given!r}")
         with pytest.raises(TypeError, match=remedy):
             await queue.get(shelf.waiting, tx=given)
     assert await shelf.look() == before
@@ -648,17 +663,18 @@ async def test_an_engine_of_the_other_database_is_refused_with_the_remedy(
 # -- SQLAlchemy's recipe for SQLite
 
 
+def begins_nothing(connection: Any, record: object) -> None:
+    connection.isolation_level = None
+
+
 def begins_itself(engine: AsyncEngine, begin: str) -> None:
     """From SQLAlchemy's manual: Python's sqlite3 begins nothing, a "begin" event does."""
-
-    def connect(connection: Any, record: object) -> None:
-        connection.isolation_level = None
 
     def do_begin(connection: sa.Connection) -> None:
         connection.exec_driver_sql(begin)
 
-    sa.event.listen(engine.sync_engine, "connect", connect)
-    sa.event.listen(engine.sync_engine, "begin", do_begin)
+    event.listen(engine.sync_engine, "connect", begins_nothing)
+    event.listen(engine.sync_engine, "begin", do_begin)
 
 
 @every_kind
@@ -677,9 +693,7 @@ async def test_the_recipe_with_a_begin_event_is_a_transaction(begin: str, kind: 
         async with kind(engine) as tx:
             # The reason for the recipe: without it, the release of a first savepoint commits.
             with pytest.raises(LookupError):
-                async with tx.begin_nested():
-                    await queue.enqueue(tx, NOTE, "undone")
-                    raise LookupError
+                await enqueue_and_break_off(queue, tx.begin_nested(), tx)
             async with tx.begin_nested():
                 await queue.enqueue(tx, NOTE, "undone too")
             await tx.rollback()
@@ -692,7 +706,7 @@ async def test_the_recipe_with_a_begin_event_is_a_transaction(begin: str, kind: 
 @every_kind
 async def test_the_recipe_without_its_begin_event_is_refused(kind: Kind, sqlite: SQLiteDatabase) -> None:
     async with hooked(sqlite) as queue, made(url_of(sqlite)) as engine:
-        sa.event.listen(engine.sync_engine, "connect", lambda conn, _: setattr(conn, "isolation_level", None))
+        event.listen(engine.sync_engine, "connect", begins_nothing)
         async with kind(engine) as tx:
             with pytest.raises(RuntimeError, match="AUTOCOMMIT"):
                 await queue.enqueue(tx, NOTE, "never")
