@@ -302,7 +302,8 @@ async def test_payloads_come_back_equal_through_sqlalchemy(kind: Kind, queue: wo
     ]
     async with kind(engine) as tx:
         one_by_one = [await queue.enqueue(tx, "any", payload) for payload in payloads]
-        many = await queue.enqueue_many(tx, [workq.NewTask("any", payload, key=repr(payload)) for payload in payloads])
+        numbered = enumerate(payloads)
+        many = await queue.enqueue_many(tx, [workq.NewTask("any", one, key=str(number)) for number, one in numbered])
         assert repr([row.payload for row in await queue.find(tx=tx)]) == repr(payloads * 2)
         await tx.commit()
     rows = await queue.find()

@@ -57,6 +57,8 @@ create unique index {index:key} on {table} (queue, name, key)
 
 MAKE_SCHEMA = "create schema if not exists {schema}"
 
+MIGRATIONS = (VERSION_1,)
+
 # CREATE SCHEMA IF NOT EXISTS asks for the right to create one even where it exists.
 SCHEMA_EXISTS = Statement("select to_regnamespace($1::text) is not null", args=("schema",), writes=False)
 
@@ -444,36 +446,4 @@ RING = Statement(
 
 def postgres(names: Names) -> Statements:
     """The statements for one table in PostgreSQL."""
-    return filled(
-        names,
-        {
-            "migrations": (VERSION_1,),
-            "schema_exists": SCHEMA_EXISTS,
-            "make_schema": MAKE_SCHEMA,
-            "make_version_table": MAKE_VERSION_TABLE,
-            "table_exists": TABLE_EXISTS,
-            "read_version": READ_VERSION,
-            "write_version": WRITE_VERSION,
-            "now": NOW,
-            "insert": INSERT,
-            "insert_keyed": INSERT_KEYED,
-            "insert_schedules": INSERT_SCHEDULES,
-            "claim": CLAIM,
-            "extend": EXTEND,
-            "succeed": SUCCEED,
-            "settle": SETTLE,
-            "look": LOOK,
-            "complete": COMPLETE,
-            "complete_schedule": COMPLETE_SCHEDULE,
-            "retry": RETRY,
-            "retry_all": RETRY_ALL,
-            "reschedule": RESCHEDULE,
-            "disable": DISABLE,
-            "delete": DELETE,
-            "get": GET,
-            "find": FIND,
-            "find_failed": FIND_FAILED,
-            "left": LEFT,
-            "ring": RING,
-        },
-    )
+    return filled(names, globals())

@@ -49,6 +49,13 @@ create unique index {schema}.{index:key} on {bare} (queue, name, key)
     "create index {schema}.{index:failed} on {bare} (failed_at, id) where failed_at is not null",
 )
 
+MIGRATIONS = (VERSION_1,)
+
+# A file has one schema, and its commits are seen in the file: there is nothing to make and nothing to ring.
+SCHEMA_EXISTS = None
+MAKE_SCHEMA = None
+RING = None
+
 # `works_from` is the oldest version of the code's schema that may go on running here; null: only `version` itself.
 MAKE_VERSION_TABLE = """
 create table if not exists {version_table} (
@@ -365,36 +372,4 @@ select w.queue, w.name, w.locked_until >= :now as running
 
 def sqlite(names: Names) -> Statements:
     """The statements for one table in SQLite."""
-    return filled(
-        names,
-        {
-            "migrations": (VERSION_1,),
-            "schema_exists": None,
-            "make_schema": None,
-            "make_version_table": MAKE_VERSION_TABLE,
-            "table_exists": TABLE_EXISTS,
-            "read_version": READ_VERSION,
-            "write_version": WRITE_VERSION,
-            "now": NOW,
-            "insert": INSERT,
-            "insert_keyed": INSERT_KEYED,
-            "insert_schedules": INSERT_SCHEDULES,
-            "claim": CLAIM,
-            "extend": EXTEND,
-            "succeed": SUCCEED,
-            "settle": SETTLE,
-            "look": LOOK,
-            "complete": COMPLETE,
-            "complete_schedule": COMPLETE_SCHEDULE,
-            "retry": RETRY,
-            "retry_all": RETRY_ALL,
-            "reschedule": RESCHEDULE,
-            "disable": DISABLE,
-            "delete": DELETE,
-            "get": GET,
-            "find": FIND,
-            "find_failed": FIND_FAILED,
-            "left": LEFT,
-            "ring": None,
-        },
-    )
+    return filled(names, globals())

@@ -78,8 +78,8 @@ class Statements:
     ring: Statement | None
 
 
-def filled(names: Names, parts: Mapping[str, object]) -> Statements:
-    """Put the table's names into every text."""
+def filled(names: Names, texts: Mapping[str, object]) -> Statements:
+    """Take each statement from the module's constant of the same name, and put the table's names in."""
 
     def fill(part: object) -> object:
         if isinstance(part, Statement):
@@ -90,7 +90,7 @@ def filled(names: Names, parts: Mapping[str, object]) -> Statements:
             return tuple(fill(item) for item in cast(tuple[object, ...], part))
         return part
 
-    texts: dict[str, Any] = {
-        field.name: fill(parts[field.name]) for field in fields(Statements) if field.name != "names"
+    found: dict[str, Any] = {
+        field.name: fill(texts[field.name.upper()]) for field in fields(Statements) if field.name != "names"
     }
-    return Statements(names=names, **texts)
+    return Statements(names=names, **found)
