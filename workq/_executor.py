@@ -13,9 +13,10 @@ from typing import Any, Self
 
 from workq._checks import positive
 from workq._held import Holding
+from workq._hub import Local
 from workq._life import Life
 from workq._migrate import check_schema
-from workq._queue import Local, Queue
+from workq._queue import Queue
 from workq._run import Middleware
 from workq._schedule import Schedule, next_run
 from workq._settings import Settings, by_key, by_name, count, queue_of
@@ -95,7 +96,7 @@ class Executor:
             claim_ahead=claim_ahead,
             context=contextvars.copy_context(),
         )
-        self._queue = queue
+        self._hub = queue.hub
         self._holding = Holding()
         self._supervisor: asyncio.Task[None] | None = None
         self._life: Life | None = None
@@ -206,7 +207,7 @@ class Executor:
                 raise
 
     async def _begin(self, stack: AsyncExitStack) -> Life:
-        dialect, settings = self._queue.dialect, self._settings
+        dialect, settings = self._hub.dialect, self._settings
         local = Local(
             queue=settings.queue,
             names=frozenset(settings.handlers),
@@ -214,7 +215,7 @@ class Executor:
             holding=self._holding,
             ring=self._ring,
         )
-        await stack.enter_async_context(self._queue.attached(local))
+        await stack.enter_async_context(self._hub.attached(local))
         stack.callback(dialect.reserve(3))
         name = f"executor of queue {settings.queue!r}"
         claim, finish = (dialect.connection(f"{name}, {purpose}") for purpose in ("claim", "finish"))
@@ -226,13 +227,13 @@ class Executor:
         stack.push_async_callback(give_back)
         await check_schema(dialect, claim)
         await self._make_schedules(claim)
-        return Life(settings, self._queue, self._holding, claim=claim, finish=finish, beat=beat)
+        return Life(settings, self._hub, self._holding, claim=claim, finish=finish, beat=beat)
 
     async def _make_schedules(self, connection: Connection) -> None:
         schedules = self._settings.schedules
         if not schedules:
             return
-        store = self._queue.store
+        store = self._hub.store
         now = await store.now(connection)
         await store.insert_schedules(
             connection,
@@ -241,7 +242,7 @@ class Executor:
                     self._settings.queue,
                     name,
                     key,
-                    self._queue.checked_payload(schedule.handler.codec().dumps(schedule.payload)),
+                    self._hub.checked(schedule.handler.codec().dumps(schedule.payload)),
                     schedule.handler.priority,
                     next_run(schedule.when, now),
                 )

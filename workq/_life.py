@@ -13,7 +13,7 @@ from workq._claim import Claimer
 from workq._finish import Finisher
 from workq._heartbeat import Heartbeat
 from workq._held import Holding
-from workq._queue import Queue
+from workq._hub import Hub
 from workq._report import Reporter
 from workq._settings import Settings
 from workq._steady import Steady
@@ -32,17 +32,17 @@ class Life:
     def __init__(
         self,
         settings: Settings,
-        queue: Queue,
+        hub: Hub,
         holding: Holding,
         *,
         claim: Connection,
         finish: Connection,
         beat: Connection,
     ) -> None:
-        clock, store, lease = queue.clock, queue.store, settings.lease
+        clock, store, lease = hub.clock, hub.store, settings.lease
         name = f"executor of queue {settings.queue!r}"
         self._settings = settings
-        self._queue = queue
+        self._hub = hub
         self._clock = clock
         self._holding = holding
         self.rung = asyncio.Event()
@@ -53,7 +53,7 @@ class Life:
         self.finishing = Steady(f"{name}: finishing", clock)
         # A beat that failed is tried again within its window.
         self.beating = Steady(f"{name}: heartbeat", clock, longest=min(lease / 6, 2))
-        self._reporter = Reporter(queue, holding)
+        self._reporter = Reporter(hub, holding)
         caution = Caution(lease, settings.poll_interval, clock.monotonic(), clock.now())
         self._heartbeat = Heartbeat(store, beat, clock, holding, caution, lease, self._reporter.lost)
         self._finisher = Finisher(
@@ -64,7 +64,7 @@ class Life:
             self._reporter.written,
             lambda entry: self._reporter.lost(entry.held),
         )
-        self.workers = Workers(settings, store, clock, holding, self._reporter, self._finisher.put, queue.redacted)
+        self.workers = Workers(settings, store, clock, holding, self._reporter, self._finisher.put, hub.redacted)
         self._claimer = Claimer(
             store,
             claim,
@@ -125,7 +125,7 @@ class Life:
         """Nothing is being claimed, nothing held, and what hooks enqueued is stored."""
         await asyncio.wait([claims])
         await self._holding.empty.wait()
-        await self._queue.flush()
+        await self._hub.flush()
 
     async def _hurry(self, emptied: asyncio.Task[None]) -> None:
         """The deadline has passed: cancel what runs, and give it and the last writes a moment."""

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
-from functools import partial
 from typing import Any, Final, TypeVar, cast, overload
 
 from typing_extensions import Unpack
 
 from workq import _json, _migrate
-from workq._bell import Announcer
-from workq._checks import check_headers, check_id, check_instant, check_key, check_name, check_pattern, check_size
-from workq._clock import Clock
+from workq._checks import check_headers, check_id, check_instant, check_key, check_name, check_pattern
 from workq._codec import codec_for
-from workq._errors import KeyTaken, OutcomeUnknown
-from workq._event import Event, EventKind, Hook, tell
-from workq._held import Holding
+from workq._errors import KeyTaken
+from workq._event import Hook
+from workq._hub import Hub
 from workq._new import NO_PAYLOAD, Item, NewTask, Options, item_of
-from workq._sender import Sender
-from workq._shared import Shared, patiently, plainly
 from workq._spec import P, Spec, Target, name_of, runs_on_the_loop
-from workq._store import Repaired, Store, parse_headers
-from workq._task import EMPTY, State, TaskRow
+from workq._task import State, TaskRow
 from workq._wait import wait_until_done
-from workq.dialect import Busy, Connection, Dialect, Interrupted, Transaction, UniqueViolation, Unreachable
+from workq.dialect import Connection, Dialect, Transaction, UniqueViolation
 from workq.sqlalchemy import is_sqlalchemy
 
 T = TypeVar("T")
@@ -39,31 +30,6 @@ class _Unset(Enum):
 
 
 UNCHANGED: Final = _Unset.UNCHANGED
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Local:
-    """What the queue knows of an executor in this process: whom to wake, and what to wait for."""
-
-    queue: str
-    names: frozenset[str]
-    schedules: tuple[tuple[str, str, str], ...]
-    """(queue, name, key) of what it schedules."""
-    holding: Holding
-    ring: Callable[[], None]
-
-
-class _InLoop:
-    """What belongs to the event loop that uses the queue."""
-
-    def __init__(self, queue: Queue) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.shared = Shared(queue.dialect)
-        self.sender = Sender(queue.store, self.shared, queue._stored)  # pyright: ignore[reportPrivateUsage]
-        self.announcer = Announcer(queue.dialect, self.shared)
-        self.changed = asyncio.Event()
-        self.listening: asyncio.Task[None] | None = None
-        self.release: Callable[[], None] | None = None
 
 
 class Queue:
@@ -94,24 +60,15 @@ class Queue:
                 f"Queue() takes workq_asyncpg.Postgres(pool), workq_aiosqlite.SQLite(path) or what workq.connect(url) "
                 f"gives, not {type(db).__module__}.{type(db).__qualname__}"
             )
-        self.dialect: Dialect = db
-        self.clock: Clock = Clock()
-        self.store: Store = Store(db, self.clock)
-        self.hooks: tuple[Hook, ...] = tuple(on_event)
-        for hook in self.hooks:
+        for hook in on_event:
             if not callable(hook) or runs_on_the_loop(hook):
                 raise TypeError(f"an event hook is a plain function (use enqueue_soon in it), not {hook!r:.80}")
-        self._max_payload = max_payload
         self._headers = headers
-        self._redact = redact
-        self._locals: list[Local] = []
-        self._rings: dict[str, Callable[[], None]] = {}
-        self._changes = 0
-        self._state: _InLoop | None = None
-        db.at_close(self._close)
+        self.hub: Hub = Hub(db, on_event, max_payload, redact)
+        """For executors; not meant for applications."""
 
     def __repr__(self) -> str:
-        return f"<Queue {self.dialect.sql.names.table}>"
+        return f"<Queue {self.hub.dialect.sql.names.table}>"
 
     # -- the schema
 
@@ -120,11 +77,11 @@ class Queue:
 
         Raises SchemaError if the table is of a newer workq, and what the database raises for a role without rights.
         """
-        await _migrate.migrate(self.dialect)
+        await _migrate.migrate(self.hub.dialect)
 
     def schema_sql(self) -> str:
         """The SQL that makes the whole schema, for migration tools and for roles that may not create tables."""
-        return _migrate.schema_sql(self.dialect)
+        return _migrate.schema_sql(self.hub.dialect)
 
     # -- producers
 
@@ -155,11 +112,11 @@ class Queue:
         database raises; with None, OutcomeUnknown if its reply was lost.
         """
         self._check_tx(tx)
-        item = item_of(_new(target, payload, options), self._max_payload, self._common_headers())
+        item = self._item(_new(target, payload, options))
         if tx is None:
-            return await self._in_loop().sender.send(item)
-        (id,) = await self.store.insert(tx, False, [item])
-        self._enqueued([(item, id)], tx)
+            return await self.hub.send(item)
+        (id,) = await self.hub.store.insert(tx, False, [item])
+        self.hub.enqueued([(item, id)], tx)
         return id
 
     async def enqueue_many(self, tx: Transaction | None, tasks: Iterable[NewTask], /) -> list[int | None]:
@@ -174,15 +131,15 @@ class Queue:
             if not isinstance(task, NewTask):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(f"enqueue_many takes workq.NewTask(target, payload, ...), not {task!r:.80}")
             try:
-                items.append(item_of(task, self._max_payload, common))
+                items.append(item_of(task, self.hub.max_payload, common))
             except Exception as error:
                 error.add_note(f"in the task at position {place}")
                 raise
         if tx is not None:
-            ids = await self.store.insert(tx, False, items)
+            ids = await self.hub.store.insert(tx, False, items)
         else:
-            ids = await self._own(lambda connection: self.store.insert(connection, True, items), lost=_unknown)
-        self._enqueued(zip(items, ids, strict=True), tx)
+            ids = await self.hub.own(lambda connection: self.hub.store.insert(connection, True, items), unsure=True)
+        self.hub.enqueued(zip(items, ids, strict=True), tx)
         return ids
 
     @overload
@@ -197,8 +154,8 @@ class Queue:
         It is in no transaction, and lost if the process dies first; `stop()` and leaving `connect` wait for it, and a
         failure is logged. Raises as `enqueue` for what cannot be stored, and RuntimeError outside a running loop.
         """
-        item = item_of(_new(target, payload, options), self._max_payload, self._common_headers())
-        self._in_loop().sender.soon(item)
+        item = self._item(_new(target, payload, options))
+        self.hub.soon(item)
 
     # -- operators
 
@@ -221,17 +178,17 @@ class Queue:
         self._check_tx(tx)
         checked = check_id(id)
         at = None if run_at is None else check_instant("run_at", run_at)
-        text = None if payload is UNCHANGED else self.checked_payload(_json_text(payload))
+        text = None if payload is UNCHANGED else self.hub.checked(_json_text(payload))
         try:
-            repaired = await self._do(tx, lambda on, own: self.store.retry(on, own, checked, at, text))
+            repaired = await self._do(tx, lambda on, own: self.hub.store.retry(on, own, checked, at, text))
             if repaired is None:
-                row = await self._do(tx, lambda on, own: self.store.get(on, own, checked))
+                row = await self._do(tx, lambda on, own: self.hub.store.get(on, own, checked))
                 if row is None or row.state != "failed" or row.key is None or row.scheduled:
                     return False
                 raise UniqueViolation
         except UniqueViolation:
             raise KeyTaken(f"task {checked} cannot be retried: a live task has its key") from None
-        self._repaired([repaired], tx)
+        self.hub.repaired([repaired], tx)
         return True
 
     async def retry_all(
@@ -260,7 +217,7 @@ class Queue:
             try:
                 repaired = await self._do(
                     tx,
-                    lambda on, own: self.store.retry_all(
+                    lambda on, own: self.hub.store.retry_all(
                         on, own, name=name, queue=queue, error_like=error_like, limit=most
                     ),
                 )
@@ -269,7 +226,7 @@ class Queue:
                 if attempt == 4:
                     raise KeyTaken("keys of the failed tasks are being enqueued again all the time") from None
                 continue
-            self._repaired(repaired, tx)
+            self.hub.repaired(repaired, tx)
             return len(repaired)
         raise AssertionError("unreachable")
 
@@ -278,10 +235,10 @@ class Queue:
         self._check_tx(tx)
         checked = check_id(id)
         at = None if run_at is None else check_instant("run_at", run_at)
-        queue = await self._do(tx, lambda on, own: self.store.reschedule(on, own, checked, at))
+        queue = await self._do(tx, lambda on, own: self.hub.store.reschedule(on, own, checked, at))
         if queue is None:
             return False
-        self._ring(queue, tx)
+        self.hub.ring(queue, tx)
         return True
 
     async def disable(self, tx: Transaction | None, id: int, /) -> bool:
@@ -291,19 +248,19 @@ class Queue:
         """
         self._check_tx(tx)
         checked = check_id(id)
-        return await self._do(tx, lambda on, own: self.store.disable(on, own, checked))
+        return await self._do(tx, lambda on, own: self.hub.store.disable(on, own, checked))
 
     async def delete(self, tx: Transaction | None, id: int, /) -> bool:
         """Delete a task, also a running one: what its handler still does ends in nothing. Returns False if none."""
         self._check_tx(tx)
         checked = check_id(id)
-        return await self._do(tx, lambda on, own: self.store.delete(on, own, checked))
+        return await self._do(tx, lambda on, own: self.hub.store.delete(on, own, checked))
 
     async def get(self, id: int, /, *, tx: Transaction | None = None) -> TaskRow | None:
         """The task as it stands, or None."""
         self._check_tx(tx)
         checked = check_id(id)
-        return await self._do(tx, lambda on, own: self.store.get(on, own, checked))
+        return await self._do(tx, lambda on, own: self.hub.store.get(on, own, checked))
 
     async def find(
         self,
@@ -328,7 +285,7 @@ class Queue:
         most, first = _limit(limit), check_id(after)
         return await self._do(
             tx,
-            lambda on, own: self.store.find(
+            lambda on, own: self.hub.store.find(
                 on, own, state=state, name=name, queue=queue, key=key, limit=most, after=first
             ),
         )
@@ -344,81 +301,8 @@ class Queue:
         Raises TimeoutError, saying what is left and whether an executor here serves it.
         """
         names = {name_of(target) for target in targets} or None
-        self._in_loop()
-        await wait_until_done(self, names, timeout)
-
-    # -- for executors, and for `wait`
-
-    @property
-    def locals(self) -> Sequence[Local]:
-        """The executors of this process that run on this queue."""
-        return tuple(self._locals)
-
-    @property
-    def changes(self) -> int:
-        """Counts what happened here, so that a look at the table can be told from a stale one."""
-        return self._changes
-
-    @asynccontextmanager
-    async def attached(self, local: Local) -> AsyncGenerator[None]:
-        """While an executor lives here: listen for rings, and count on the queue's two connections."""
-        state = self._in_loop()
-        if not self._locals:
-            state.release = self.dialect.reserve(2)
-            state.listening = state.loop.create_task(self.dialect.listen(self._heard), name="workq listen")
-        self._locals.append(local)
-        try:
-            yield
-        finally:
-            self._locals.remove(local)
-            if not self._locals:
-                if state.release is not None:
-                    state.release()
-                if state.listening is not None:
-                    state.listening.cancel()
-                    await asyncio.wait([state.listening], timeout=0.2)
-
-    async def own(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        """Run work on the queue's own connection."""
-        return await self._own(work)
-
-    def tell(self, event: Event) -> None:
-        """Call the hooks."""
-        tell(self.hooks, event)
-
-    def changed(self) -> None:
-        """Something ended here: whoever waits may look again."""
-        self._changes += 1
-        if self._state is not None:
-            self._state.changed.set()
-
-    async def change(self, seconds: float) -> None:
-        """Wait for `changed`, at most so long."""
-        event = self._in_loop().changed
-        event.clear()
-        try:
-            async with asyncio.timeout(seconds):
-                await event.wait()
-        except TimeoutError:
-            pass
-
-    async def flush(self) -> None:
-        """Wait until what `enqueue_soon` took is stored, or has failed."""
-        if self._state is not None:
-            await self._state.sender.idle.wait()
-
-    def redacted(self, text: str) -> str:
-        """An error text as it may be stored."""
-        if self._redact is None:
-            return text
-        try:
-            return str(self._redact(text))
-        except Exception as error:
-            return f"(the error is not shown: redact raised {type(error).__name__})"
-
-    def checked_payload(self, text: str) -> str:
-        """A payload's JSON text, if it is not too large."""
-        return check_size(text, self._max_payload)
+        self.hub.in_loop()
+        await wait_until_done(self.hub, names, timeout)
 
     # -- the parts
 
@@ -432,114 +316,13 @@ class Queue:
     def _common_headers(self) -> Mapping[str, str] | None:
         return None if self._headers is None else check_headers(self._headers())
 
-    def _in_loop(self) -> _InLoop:
-        state, loop = self._state, asyncio.get_running_loop()
-        if state is not None and state.loop is not loop:
-            if not state.loop.is_closed():
-                raise RuntimeError("this Queue is in use in another event loop: make one for each loop")
-            state = None
-        if state is None:
-            state = self._state = _InLoop(self)
-        return state
+    def _item(self, task: NewTask) -> Item:
+        return item_of(task, self.hub.max_payload, self._common_headers())
 
     async def _do(self, tx: Transaction | None, work: Callable[[Connection | Transaction, bool], Awaitable[T]]) -> T:
         if tx is not None:
             return await work(tx, False)
-        return await self._own(lambda connection: work(connection, True))
-
-    async def _own(
-        self,
-        work: Callable[[Connection], Awaitable[T]],
-        lost: Callable[[BaseException], BaseException] | None = None,
-    ) -> T:
-        try:
-            return await patiently(partial(self._in_loop().shared.run, work), self.clock.sleep)
-        except Interrupted as error:
-            raise (plainly(error) if lost is None else lost(plainly(error))) from None
-        except (Unreachable, Busy) as error:
-            raise plainly(error) from None
-
-    def _stored(self, item: Item, id: int) -> None:
-        self._enqueued([(item, id)], None)
-        self._changes += 1
-
-    def _enqueued(self, stored: Iterable[tuple[Item, int | None]], tx: Transaction | None) -> None:
-        queues: set[str] = set()
-        for item, id in stored:
-            if id is None:
-                continue
-            if self.hooks:
-                self._tell("enqueued", id, item.queue, item.name, item.key, parse_headers(item.headers), tx)
-            if item.run_at is None and not item.delay:
-                queues.add(item.queue)
-        for queue in queues:
-            self._ring(queue, tx)
-
-    def _repaired(self, repaired: Iterable[Repaired], tx: Transaction | None) -> None:
-        for one in repaired:
-            if self.hooks:
-                self._tell("retried", one.id, one.queue, one.name, one.key, one.headers, tx)
-            self._ring(one.queue, tx)
-
-    def _tell(
-        self,
-        kind: EventKind,
-        id: int,
-        queue: str,
-        name: str,
-        key: str | None,
-        headers: Mapping[str, str],
-        tx: Transaction | None,
-    ) -> None:
-        self.tell(
-            Event(
-                kind=kind,
-                id=id,
-                queue=queue,
-                name=name,
-                key=key,
-                attempt=1,
-                headers=headers or EMPTY,
-                at=self.clock.now(),
-                in_tx=tx is not None,
-                duration=None,
-                error=None,
-                retry_at=None,
-            )
-        )
-
-    def _ring(self, queue: str, tx: Transaction | None) -> None:
-        if tx is None:
-            self._rung(queue)
-            return
-        # One callback for each queue, so that a transaction with many tasks rings once.
-        callback = self._rings.setdefault(queue, partial(self._rung, queue))
-        self._in_loop()
-        self.dialect.after(tx, callback)
-
-    def _rung(self, queue: str) -> None:
-        for local in self._locals:
-            if local.queue == queue:
-                local.ring()
-        self._in_loop().announcer.ring(queue)
-
-    def _heard(self, message: str | None) -> None:
-        ours, queue = self._in_loop().announcer.queue_in(message)
-        for local in self._locals:
-            if ours and queue in (None, local.queue):
-                local.ring()
-
-    async def _close(self) -> None:
-        """The database is about to be closed."""
-        state = self._state
-        if state is None or state.loop is not asyncio.get_running_loop():
-            return
-        try:
-            async with asyncio.timeout(5):
-                await self.flush()
-        except TimeoutError:
-            pass
-        await state.shared.close()
+        return await self.hub.own(lambda connection: work(connection, True))
 
 
 def _new(target: Target, payload: object, options: Options) -> NewTask:
@@ -558,9 +341,3 @@ def _limit(limit: object) -> int:
     if not 1 <= limit <= 1_000_000:
         raise ValueError(f"limit must be from 1 to 1,000,000, not {limit}")
     return limit
-
-
-def _unknown(cause: BaseException) -> BaseException:
-    unknown = OutcomeUnknown("the reply to the INSERT was lost: the tasks may have been stored")
-    unknown.__cause__ = cause
-    return unknown

@@ -8,7 +8,7 @@ from datetime import datetime
 from workq._event import Event, EventKind
 from workq._finish import Entry
 from workq._held import Held, Holding
-from workq._queue import Queue
+from workq._hub import Hub
 from workq._store import parse_headers
 
 logger = logging.getLogger("workq")
@@ -17,8 +17,8 @@ logger = logging.getLogger("workq")
 class Reporter:
     """Tells the queue's hooks, after the fact, and lets go of what is no longer held."""
 
-    def __init__(self, queue: Queue, holding: Holding) -> None:
-        self._queue = queue
+    def __init__(self, hub: Hub, holding: Holding) -> None:
+        self._hub = hub
         self._holding = holding
 
     def started(self, held: Held) -> None:
@@ -44,7 +44,7 @@ class Reporter:
             retry_at=run_at if ended.runs_again else None,
         )
         self._holding.remove(held)
-        self._queue.changed()
+        self._hub.changed()
 
     def lost(self, held: Held) -> None:
         """The lease was lost: whatever the handler still does, its end changes nothing."""
@@ -58,7 +58,7 @@ class Reporter:
         self._tell("lost", held)
         if held.ended:
             self._holding.remove(held)
-        self._queue.changed()
+        self._hub.changed()
 
     def abandoned(self, held: Held) -> None:
         """stop() could not wait for its handler."""
@@ -79,10 +79,10 @@ class Reporter:
         error: BaseException | str | None = None,
         retry_at: datetime | None = None,
     ) -> None:
-        if not self._queue.hooks:
+        if not self._hub.hooks:
             return
         claimed = held.claimed
-        self._queue.tell(
+        self._hub.tell(
             Event(
                 kind=kind,
                 id=claimed.lease.id,
@@ -91,7 +91,7 @@ class Reporter:
                 key=claimed.key,
                 attempt=claimed.attempt + 1,
                 headers=parse_headers(claimed.headers),
-                at=self._queue.clock.now(),
+                at=self._hub.clock.now(),
                 in_tx=False,
                 duration=duration,
                 error=error,

@@ -5,41 +5,38 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Set
-from typing import TYPE_CHECKING
 
+from workq._hub import Hub, Local
 from workq._store import Left
-
-if TYPE_CHECKING:
-    from workq._queue import Local, Queue
 
 FIRST_PAUSE = 0.002
 LONGEST_PAUSE = 0.1
 
 
-async def wait_until_done(queue: Queue, names: Set[str] | None, timeout: float | None) -> None:
+async def wait_until_done(hub: Hub, names: Set[str] | None, timeout: float | None) -> None:
     """Wait until no due task of these names (None: any) is left. Raises TimeoutError."""
     pause = FIRST_PAUSE
     try:
         async with asyncio.timeout(timeout):
-            while not await done(queue, names):
-                await queue.change(pause)
+            while not await done(hub, names):
+                await hub.change(pause)
                 pause = min(pause * 1.3, LONGEST_PAUSE)
     except TimeoutError:
-        raise TimeoutError(f"after {timeout:g} s {await remains(queue, names)}") from None
+        raise TimeoutError(f"after {timeout:g} s {await remains(hub, names)}") from None
 
 
-async def done(queue: Queue, names: Set[str] | None) -> bool:
+async def done(hub: Hub, names: Set[str] | None) -> bool:
     """Is nothing left? A look at the table counts only if nothing happened here meanwhile."""
-    await queue.flush()
-    before = queue.changes
-    if any(held(local, names) for local in queue.locals):
+    await hub.flush()
+    before = hub.changes
+    if any(held(local, names) for local in hub.locals):
         return False
-    found = await left(queue, names, limit=1)
+    found = await left(hub, names, limit=1)
     for one in found:
-        for local in queue.locals:
+        for local in hub.locals:
             if serves(local, one):
                 local.ring()  # committed a moment ago, perhaps: no need to wait for the poll
-    return not found and queue.changes == before and not any(held(local, names) for local in queue.locals)
+    return not found and hub.changes == before and not any(held(local, names) for local in hub.locals)
 
 
 def held(local: Local, names: Set[str] | None) -> bool:
@@ -52,25 +49,25 @@ def serves(local: Local, one: Left) -> bool:
     return local.queue == one.queue and one.name in local.names
 
 
-async def left(queue: Queue, names: Set[str] | None, limit: int) -> list[Left]:
+async def left(hub: Hub, names: Set[str] | None, limit: int) -> list[Left]:
     """Some of what is left in the table."""
-    schedules = [schedule for local in queue.locals for schedule in local.schedules]
+    schedules = [schedule for local in hub.locals for schedule in local.schedules]
     given = None if names is None else sorted(names)
-    found: list[Left] = await queue.own(lambda conn: queue.store.left(conn, given, schedules, limit))
+    found: list[Left] = await hub.own(lambda conn: hub.store.left(conn, given, schedules, limit))
     return found
 
 
-async def remains(queue: Queue, names: Set[str] | None) -> str:
+async def remains(hub: Hub, names: Set[str] | None) -> str:
     """What is left, for the error."""
     most = 1000
     try:
         async with asyncio.timeout(2):
-            found = await left(queue, names, most)
+            found = await left(hub, names, most)
     except Exception as error:
         return f"tasks are left, and the database does not say which ({type(error).__name__})"
     if not found:
         return "tasks are left in the hands of this process, whose end is not yet written or told"
-    return "there are left: " + "; ".join(lines(found, queue.locals)) + (" (and more)" if len(found) == most else "")
+    return "there are left: " + "; ".join(lines(found, hub.locals)) + (" (and more)" if len(found) == most else "")
 
 
 def lines(found: Iterable[Left], locals: Iterable[Local]) -> list[str]:

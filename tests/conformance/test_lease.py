@@ -174,7 +174,7 @@ async def test_executors_of_different_leases_never_take_over_live_work(database:
             await short.queue.enqueue_many(None, [workq.NewTask("note", number) for number in range(20)])
             await eventually_true(lambda: len(short.runs.running) + len(long.runs.running) == 20)
             # A third of each looks for more all the time, with the shortest lease of all.
-            third = Node(short.queue.dialect)
+            third = Node(short.queue.hub.dialect)
             async with third.executor(workers=4, **(SHORT | {"lease": 0.3})):
                 mine = [row.id for row in await short.queue.find(state="running") if near(row)]
                 assert len(mine) == 10
@@ -646,7 +646,7 @@ async def test_each_holder_that_vanishes_counts_and_the_attempts_stay(database: 
         id = await enqueued(node.queue)
         for times in (1, 2, 3, 4, 5):
             await vanish(database, id, lost=times - 1)
-            runs = Node(node.queue.dialect)
+            runs = Node(node.queue.hub.dialect)
             async with runs.executor() as executor:
                 await runs.runs.until(lambda runs=runs: bool(runs.runs.running))
                 row = await row_of(node.queue, id)
@@ -874,7 +874,7 @@ async def test_what_is_claimed_but_not_started_when_stop_comes_is_handed_back_at
         rows = await node.queue.find()
         assert {row.id for row in rows} == set(ids)
         assert {(row.state, row.attempt, row.lost, row.error) for row in rows} == {("waiting", 0, 0, None)}
-        other = Node(node.queue.dialect)
+        other = Node(node.queue.hub.dialect)
         other.runs.go.set()
         async with other.executor():
             await other.queue.wait(timeout=SOON)

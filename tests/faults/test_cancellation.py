@@ -316,12 +316,12 @@ async def test_a_cancelled_statement_leaves_the_writer_free(sqlite: SQLiteDataba
     async with sqlite.open() as db:
         queue = workq.Queue(db)
         await queue.migrate()
-        item = ("", "work", "1", None, 0, queue.clock.now(), None)
+        item = ("", "work", "1", None, 0, queue.hub.clock.now(), None)
         numbers = itertools.count()
 
         async def write() -> None:
             next(numbers)
-            await db.connection("test").fetch(db.sql.insert, {"items": [item], "now": queue.clock.now()}, Urgency(SOON))
+            await db.connection("test").fetch(db.sql.insert, {"items": [item], "now": queue.hub.clock.now()}, Urgency(SOON))
 
         async def free() -> bool:
             return is_free(sqlite)

@@ -29,7 +29,7 @@ class Skewed(Clock):
 
 def give(queue: workq.Queue, clock: Clock) -> workq.Queue:
     """Have a queue, and the executors that are made on it afterwards, take another clock for the machine's."""
-    queue.clock = queue.store.clock = clock
+    queue.hub.clock = queue.hub.store.clock = clock
     return queue
 
 

@@ -449,7 +449,7 @@ async def an_async_hook(event: workq.Event) -> None: ...
 @pytest.mark.parametrize("hook", [an_async_hook, functools.partial(an_async_hook), "print", None], ids=str)
 def test_a_hook_is_a_plain_function(hook: object, queue: workq.Queue) -> None:
     with pytest.raises(TypeError, match="hook"):
-        workq.Queue(queue.dialect, on_event=[anything(hook)])
+        workq.Queue(queue.hub.dialect, on_event=[anything(hook)])
 
 
 class AsyncHook:
@@ -459,7 +459,7 @@ class AsyncHook:
 def test_a_callable_object_whose_call_is_async_is_refused_as_a_hook(queue: workq.Queue) -> None:
     """Its coroutine would never be awaited: nothing would happen, and nobody would be told."""
     with pytest.raises(TypeError, match="hook"):
-        workq.Queue(queue.dialect, on_event=[anything(AsyncHook())])
+        workq.Queue(queue.hub.dialect, on_event=[anything(AsyncHook())])
 
 
 @pytest.mark.parametrize("after", [-1, float("nan")])
