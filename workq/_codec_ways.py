@@ -138,6 +138,7 @@ def by_either_name(validate: Callable[..., Any]) -> Callable[[str], Any]:
     """Read fields by alias or by name: one with a validation alias only is written by name. Since pydantic 2.11."""
     if "by_name" not in inspect.signature(validate).parameters:
         return validate
+
     def read(text: str) -> Any:
         return validate(text, by_name=True)
 

@@ -119,7 +119,7 @@ def _retried(
     try:
         wait: Any = policy(failed, error if isinstance(error, BaseException) else Retry(error))
         delay = None if wait is None else _delay(wait)
-    except Exception as mistake:
+    except BaseException as mistake:
         mistake.add_note(f"the retry policy failed on: {error!r:.500}")
         return _failed(failed, mistake)
     if delay is None:
@@ -140,7 +140,7 @@ def _scheduled(run: Run, when: When, payload: str | None, error: BaseException |
     """On to the next time: after success and Skip, and (with an error that stays readable) after the last retry."""
     try:
         following = next_run(when, run.finished_at)
-    except Exception as mistake:
+    except BaseException as mistake:
         return Ending("failed", Settled(payload=payload, failed=True), mistake)
     kind: Kind = "completed" if error is None else "failed"
     return Ending(kind, Settled(run_at=following, payload=payload), error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,5 +54,5 @@ def tell(hooks: Sequence[Hook], event: Event) -> None:
     for hook in hooks:
         try:
             hook(event)
-        except (Exception, asyncio.CancelledError, GeneratorExit):
+        except BaseException:
             logger.exception("the event hook %r failed on %r of task %d", hook, event.kind, event.id)

@@ -33,7 +33,9 @@ class Held:
     """Why workq asked the handler to end."""
     lost: bool = False
     completing: bool = False
-    """`complete(tx)` was called: the open transaction is the lease."""
+    """`complete(tx)` succeeded: the open transaction is the lease."""
+    wants_completion: bool = False
+    """`complete(tx)` was called, with whatever result: returning normally is no longer a success by itself."""
     moves_to: tuple[datetime, str] | None = None
     """What `complete(tx)` writes for a schedule: its next run and payload, as of the first call."""
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 from workq._bell import Announcer
 from workq._checks import check_size
 from workq._clock import Clock
+from workq._describe import storable
 from workq._errors import OutcomeUnknown
 from workq._event import Event, EventKind, Hook, tell
 from workq._held import Holding
@@ -87,9 +88,9 @@ class Hub:
             return await patiently(partial(self.in_loop().shared.run, work), self.clock.sleep)
         except Interrupted as error:
             if unsure:
-                raise OutcomeUnknown(
-                    "the reply to the INSERT was lost: the tasks may have been stored"
-                ) from plainly(error)
+                raise OutcomeUnknown("the reply to the INSERT was lost: the tasks may have been stored") from plainly(
+                    error
+                )
             raise plainly(error) from None
         except (Unreachable, Busy) as error:
             raise plainly(error) from None
@@ -195,8 +196,8 @@ class Hub:
         if self._redact is None:
             return text
         try:
-            return str(self._redact(text))
-        except Exception as error:
+            return storable(str(self._redact(text)))
+        except BaseException as error:
             return f"(the error is not shown: redact raised {type(error).__name__})"
 
     def checked(self, payload: str) -> str:

@@ -64,7 +64,9 @@ class Life:
             self._reporter.written,
             lambda entry: self._reporter.lost(entry.held),
         )
-        self.workers = Workers(settings, store, clock, holding, self._reporter, self._finisher.put, hub.redacted)
+        self.workers = Workers(
+            settings, store, clock, holding, self._reporter, self._finisher.put, hub.redacted, hub.checked
+        )
         self._claimer = Claimer(
             store,
             claim,

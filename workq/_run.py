@@ -36,7 +36,7 @@ async def run_once(
     handler, claimed = held.handler, held.claimed
     try:
         payload = handler.codec().loads(claimed.payload)
-    except Exception as error:
+    except BaseException as error:
         # Whatever the policy: a payload that does not decode today does not decode tomorrow.
         return Fail(error), None
     task = task_of(claimed, payload, parse_headers(claimed.headers), complete)
@@ -55,7 +55,7 @@ def encoded(handler: Handler[Any, Any], task: Task[Any]) -> str | PayloadError:
         return handler.codec().dumps(task.payload)
     except PayloadError as error:
         return error
-    except Exception as error:
+    except BaseException as error:
         return PayloadError(f"the payload that the handler left cannot be stored: {error!r:.500}")
 
 

@@ -15,6 +15,7 @@ from workq._clock import Clock
 from workq._complete import complete
 from workq._describe import describe
 from workq._ending import Ending, Raised, Run, ending, finish_time, hand_back, parked
+from workq._errors import PayloadError
 from workq._finish import Entry
 from workq._held import Held, Holding
 from workq._outcome import Done, Later, Outcome, Skip
@@ -40,6 +41,7 @@ class Workers:
         reporter: Reporter,
         put: Callable[[Entry], None],
         redact: Callable[[str], str],
+        checked: Callable[[str], str],
     ) -> None:
         self._settings = settings
         self._store = store
@@ -48,6 +50,7 @@ class Workers:
         self._reporter = reporter
         self._put = put
         self._redact = redact
+        self._checked = checked
         self._threads = anyio.CapacityLimiter(settings.workers)
         self.jobs: set[asyncio.Task[None]] = set()
         self.freed = asyncio.Event()
@@ -99,9 +102,14 @@ class Workers:
         except BaseException as error:
             # A GeneratorExit out of an awaited task is thrown in here, past every `except` further in.
             outcome, payload = raised(error), None
+        if isinstance(payload, str):
+            try:
+                self._checked(payload)
+            except PayloadError as too_large:
+                payload = too_large
         # From here to the end nothing awaits: a cancellation can no longer part a run from its outcome.
         ended_at = clock.monotonic()
-        if held.completing and isinstance(outcome, Done | Skip | Later):
+        if held.wants_completion and isinstance(outcome, Done | Skip | Later):
             # Written only if the row is still ours when the transaction is over: then it was rolled back.
             outcome, payload = Raised(RuntimeError("complete(tx) was called, but tx was not committed")), None
         if outcome is None:
@@ -112,7 +120,7 @@ class Workers:
         self._end(held, ended, ended_at - began)
 
     async def _complete(self, held: Held, task: Task[Any], tx: Transaction) -> None:
-        await complete(held, task, tx, self._store, self._clock, self._settings.when(held.claimed))
+        await complete(held, task, tx, self._store, self._clock, self._settings.when(held.claimed), self._checked)
 
     def _end(self, held: Held, ended: Ending, duration: float | None) -> None:
         held.ended = True

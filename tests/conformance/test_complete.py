@@ -390,7 +390,7 @@ async def test_complete_after_a_takeover_is_refused_and_the_new_holders_end_coun
 
         elsewhere = Events()
         id = await stored(queue, CHARGE, 1)
-        async with workq.Executor(queue, [first], **QUICK):
+        async with workq.Executor(queue, [first], workers=1, **QUICK):  # or it would take it over itself
             await slow.until(lambda: "first" in slow.running)
             await database.age(id, 100)
             async with workq.Executor(workq.Queue(other, on_event=[elsewhere]), [second], **QUICK):
@@ -426,7 +426,7 @@ async def test_complete_of_a_task_that_runs_elsewhere_by_now_is_refused(database
 
         elsewhere = Events()
         id = await stored(queue, CHARGE, 1)
-        async with workq.Executor(queue, [first], **QUICK):
+        async with workq.Executor(queue, [first], workers=1, **QUICK):  # or it would take it over itself
             await slow.until(lambda: "first" in slow.running)
             await database.age(id, 100)
             async with workq.Executor(workq.Queue(other, on_event=[elsewhere]), [second], **QUICK):

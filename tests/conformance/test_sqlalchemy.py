@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -710,3 +711,43 @@ async def test_the_recipe_without_its_begin_event_is_refused(kind: Kind, sqlite:
             with pytest.raises(RuntimeError, match="AUTOCOMMIT"):
                 await queue.enqueue(tx, NOTE, "never")
         assert await queue.find() == []
+
+
+@every_kind
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sqlite3.connect(autocommit=) is new in Python 3.12")
+async def test_the_autocommit_setting_of_newer_pythons_is_heeded(kind: Kind, sqlite: SQLiteDatabase) -> None:
+    """no trace: SQLAlchemy's newer recipe (False) is a transaction; True is none, whatever isolation_level says."""
+    async with hooked(sqlite) as queue:
+        async with made(url_of(sqlite), connect_args={"autocommit": False}) as engine, kind(engine) as tx:
+            await queue.enqueue(tx, NOTE, "never")
+            await tx.rollback()
+            id = await queue.enqueue(tx, NOTE, "kept")
+            await tx.commit()
+        assert [row.id for row in await queue.find()] == [id]
+        async with made(url_of(sqlite), connect_args={"autocommit": True}) as engine, kind(engine) as tx:
+            with pytest.raises(RuntimeError, match="AUTOCOMMIT|autocommit"):
+                await queue.enqueue(tx, NOTE, "never")
+            await tx.rollback()
+        assert [row.id for row in await queue.find()] == [id]
+
+
+# -- older releases
+
+
+@every_kind
+async def test_a_sqlalchemy_before_2_0_43_is_served_too(
+    kind: Kind, database: Database, queue: workq.Queue, engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its dialects have no detect_autocommit_setting."""
+    for part in type(engine.dialect).__mro__:
+        if "detect_autocommit_setting" in vars(part):
+            monkeypatch.delattr(part, "detect_autocommit_setting")
+    async with kind(engine) as tx:
+        await queue.enqueue(tx, NOTE, "never")
+        await tx.rollback()
+        id = await queue.enqueue(tx, NOTE, "kept")
+        await tx.commit()
+    async with made(url_of(database), isolation_level="AUTOCOMMIT") as autocommit, kind(autocommit) as tx:
+        with pytest.raises(RuntimeError, match="AUTOCOMMIT"):
+            await queue.enqueue(tx, NOTE, "never")
+    assert [row.id for row in await queue.find()] == [id]

@@ -512,7 +512,7 @@ async def test_claim_tokens(database: Database) -> None:
     async with hooked(database, events) as first, database.open() as db:
         second = workq.Queue(db)
         id = await stored(first, stale, "x")
-        async with workq.Executor(first, [stale], **QUICK):
+        async with workq.Executor(first, [stale], workers=1, **QUICK):  # or it would take it over itself
             await slow.until(lambda: bool(slow.running))
             await database.age(id, 100)
             async with workq.Executor(second, [fresh], **QUICK):

@@ -23,6 +23,7 @@ class Flow:
         self.failures: list[Exception] = []
         self.started: list[tuple[float, int]] = []
         """When, and which."""
+        self._came = asyncio.Event()
         self._enough = asyncio.Event()
 
     async def produce(self) -> None:
@@ -41,13 +42,15 @@ class Flow:
     async def work(self, task: workq.Task[object]) -> None:
         """The handler."""
         self.started.append((time.monotonic(), task.id))
+        self._came.set()
         await asyncio.sleep(0.02)
 
     async def runs(self, since: float, timeout: float = SOON) -> float:
         """Wait until a task was started that had not been at `since`; how long after is returned."""
         async with asyncio.timeout(timeout):
             while not self.started or self.started[-1][0] <= since:
-                await asyncio.sleep(0.005)
+                self._came.clear()
+                await self._came.wait()
         return next(at for at, _ in self.started if at > since) - since
 
     async def end(self) -> None:
@@ -68,6 +71,7 @@ class Flow:
 async def flow(database: Database, *urls: str, **options: Any) -> AsyncGenerator[Flow]:
     """Two executors (or one for each URL), each with connections of its own, and a producer beside the first."""
     flow = Flow()
+    settings: dict[str, Any] = {"poll_interval": 0.2, "lease": 10, "stop_timeout": 2} | options
     handler = workq.handler("work")(flow.work)
     async with AsyncExitStack() as stack:
         for url in urls or (database.url, database.url):
@@ -75,7 +79,7 @@ async def flow(database: Database, *urls: str, **options: Any) -> AsyncGenerator
             queue = workq.Queue(db, on_event=[flow.events])
             await queue.migrate()
             flow.queues.append(queue)
-            executor = workq.Executor(queue, [handler], workers=4, **{"poll_interval": 0.2, "lease": 10, "stop_timeout": 2} | options)
+            executor = workq.Executor(queue, [handler], workers=4, **settings)
             await stack.enter_async_context(executor)
             flow.executors.append(executor)
         async with asyncio.TaskGroup() as group:

@@ -45,8 +45,10 @@ class Parent:
         await self.queue.migrate()
         self.executor = workq.Executor(self.queue, [work], poll_interval=0.05)
         self.unstarted = workq.Executor(self.queue, [work], poll_interval=0.05)
-        await self.executor.start()
         await self.queue.enqueue(None, work, -1)
+
+    async def run(self) -> None:
+        await self.executor.start()
         await self.queue.wait(timeout=10)
 
     async def go_on(self) -> None:
@@ -104,34 +106,34 @@ def child(parent: Parent, name: str, loop: asyncio.AbstractEventLoop | None) -> 
     os._exit(0)
 
 
-async def ended(pid: int, name: str) -> None:
-    """Wait until the child has left."""
-    _, status = await asyncio.to_thread(os.waitpid, pid, 0)
+def forked(parent: Parent, name: str, loop: asyncio.AbstractEventLoop | None) -> None:
+    """Fork, and wait until the child has left."""
+    pid = os.fork()
+    if not pid:
+        child(parent, name, loop)
+    _, status = os.waitpid(pid, 0)
     if status:
         print(f"{name}: ended by signal {status}, it hangs", flush=True)
 
 
 async def forks_inside(parent: Parent, names: list[str]) -> None:
-    """As ProcessPoolExecutor does: the parent's loop runs on in the parent, the child begins one of its own."""
+    """As ProcessPoolExecutor does: beside a running executor, and the child begins a loop of its own."""
     await parent.begin()
+    await parent.run()
     for name in names:
-        pid = os.fork()
-        if not pid:
-            child(parent, name, None)
-        await ended(pid, name)
+        await asyncio.to_thread(forked, parent, name, None)
     await parent.go_on()
     await parent.end()
 
 
 def forks_outside(parent: Parent, names: list[str]) -> None:
-    """As a server that loads its application before it forks: the child goes on with the same loop."""
+    """As a server that loads its application first: nothing is under way, and the child goes on with the same loop."""
     with asyncio.Runner() as runner:
         runner.run(parent.begin())
+        runner.run(asyncio.sleep(0.3))
         for name in names:
-            pid = os.fork()
-            if not pid:
-                child(parent, name, runner.get_loop())
-            runner.run(ended(pid, name))
+            forked(parent, name, runner.get_loop())
+        runner.run(parent.run())
         runner.run(parent.go_on())
         runner.run(parent.end())
 

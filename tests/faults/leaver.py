@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 import workq
 
@@ -13,6 +13,10 @@ import workq
 @workq.handler("work")
 async def work(task: workq.Task[object]) -> None:
     pass
+
+
+class OnPurposeError(Exception):
+    """What the application raised."""
 
 
 KEPT: list[object] = []
@@ -35,7 +39,7 @@ async def main(how: str, url: str, schema: str | None) -> None:
         case "raised":
             async with opened as db, stack:
                 await use(workq.Queue(db), stack)
-                raise RuntimeError("on purpose")
+                raise OnPurposeError
         case "never closed":
             db = await opened.__aenter__()
             await use(workq.Queue(db), stack)
@@ -50,8 +54,6 @@ if __name__ == "__main__":
     parser.add_argument("url")
     parser.add_argument("--schema")
     args = parser.parse_args()
-    try:
+    with suppress(OnPurposeError):
         asyncio.run(main(args.how, args.url, args.schema))
-    except RuntimeError as error:
-        assert str(error) == "on purpose"
     print(time.monotonic(), flush=True)

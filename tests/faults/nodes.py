@@ -18,10 +18,8 @@ from support import SOON, Database, eventually
 from workq.testing._server import wait_for_state
 
 WORKER = Path(__file__).with_name("worker.py")
-ENVIRONMENT = os.environ | {
-    "PYTHONPATH": os.pathsep.join([str(Path(workq.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]),
-    "PYTHONWARNINGS": "default",
-}
+# The code under test, wherever this process has it from.
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(workq.__file__).parents[1]), "PYTHONWARNINGS": "default"}
 
 
 class Line(NamedTuple):
@@ -144,3 +142,39 @@ def nodes_on(database: Database, folder: Path) -> Generator[Nodes]:
         yield nodes
     finally:
         nodes.remove()
+
+
+FOREIGN_WRITER = """
+import sqlite3, sys, time
+conn = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=30)
+conn.execute("begin immediate")
+print("locked", flush=True)
+time.sleep(float(sys.argv[2]))
+conn.execute("commit")
+conn.close()
+"""
+
+
+@contextmanager
+def foreign_writer(path: Path, seconds: float) -> Generator[subprocess.Popen[bytes]]:
+    """A process that holds an SQLite file's writer, from now on and for so long."""
+    command = [sys.executable, "-c", FOREIGN_WRITER, str(path), str(seconds)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"locked\n"
+            yield process
+        finally:
+            process.kill()
+
+
+@contextmanager
+def program(*command: str) -> Generator[subprocess.Popen[bytes]]:
+    """Any other program that uses workq."""
+    with subprocess.Popen(
+        [sys.executable, *command], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()

@@ -321,7 +321,9 @@ async def test_a_cancelled_statement_leaves_the_writer_free(sqlite: SQLiteDataba
 
         async def write() -> None:
             next(numbers)
-            await db.connection("test").fetch(db.sql.insert, {"items": [item], "now": queue.hub.clock.now()}, Urgency(SOON))
+            await db.connection("test").fetch(
+                db.sql.insert, {"items": [item], "now": queue.hub.clock.now()}, Urgency(SOON)
+            )
 
         async def free() -> bool:
             return is_free(sqlite)

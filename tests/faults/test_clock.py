@@ -6,6 +6,7 @@ import asyncio
 import time
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import workq
 from support import SOON, Database, Events, PostgresDatabase, Runs, SQLiteDatabase, eventually
@@ -104,7 +105,7 @@ async def test_a_clock_that_jumps_makes_nobody_steal_live_tasks(sqlite: SQLiteDa
             queues.append(give(workq.Queue(db, on_event=[events]), clock))
         await queues[0].migrate()
         await queues[0].enqueue_many(None, [workq.NewTask(work, n) for n in range(8)])
-        options = {"lease": 0.9, "poll_interval": 0.1}
+        options: dict[str, Any] = {"lease": 0.9, "poll_interval": 0.1}
         await stack.enter_async_context(workq.Executor(queues[0], [work], workers=8, **options))
         await runs.until(lambda: len(runs.running) == 8)
         await stack.enter_async_context(workq.Executor(queues[1], [work], workers=8, **options))

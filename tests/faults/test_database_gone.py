@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
@@ -19,8 +17,9 @@ import pytest
 import workq
 import workq_asyncpg
 from faults.flow import flow
-from faults.nodes import nodes_on
-from support import SOON, PostgresDatabase, Runs, SQLiteDatabase, eventually
+from faults.nodes import foreign_writer, nodes_on
+from support import SOON, Database, PostgresDatabase, Runs, SQLiteDatabase, eventually
+from workq.dialect import Connection, Interrupted, Params, Rows, Statement, Urgency
 from workq.testing._server import Server
 
 BACK_AGAIN = 5.0
@@ -34,7 +33,8 @@ ENDS: dict[str, Callable[[Server], None]] = {
 
 def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What workq logged at WARNING or above."""
-    return [record.getMessage() for record in caplog.records if record.name == "workq" and record.levelno >= logging.WARNING]
+    records = [record for record in caplog.records if record.name == "workq"]
+    return [record.getMessage() for record in records if record.levelno >= logging.WARNING]
 
 
 def others() -> list[asyncio.Task[object]]:
@@ -105,8 +105,8 @@ async def test_leases_that_ran_out_while_the_server_was_gone_are_taken_over_and_
 
 
 async def test_sessions_that_are_terminated_are_replaced_and_every_task_runs(mortal: PostgresDatabase) -> None:
-    """F18, F22: the server ends every session, again and again."""
-    async with flow(mortal) as tasks:
+    """F18, F22: the server ends every session, again and again. No lease runs out meanwhile."""
+    async with flow(mortal, lease=300) as tasks:
         for _ in range(10):
             await tasks.runs(since=time.monotonic())
             await mortal.rows(
@@ -118,6 +118,49 @@ async def test_sessions_that_are_terminated_are_replaced_and_every_task_runs(mor
     completed = Counter(tasks.completed())
     assert tasks.enqueued - set(completed) == set()
     assert set(completed.values()) == {1}
+
+
+class Broken:
+    """A connection that breaks once, when it is asked for suspects."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._whole = True
+
+    async def fetch(self, statement: Statement, params: Params, urgency: Urgency) -> Rows:
+        if self._whole and params.get("suspects"):
+            self._whole = False
+            raise Interrupted("the connection broke")
+        return await self._connection.fetch(statement, params, urgency)
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+async def test_a_claim_that_breaks_after_another_was_answered_loses_nothing_of_that(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F05: what the first one took runs; its lease is not waited for."""
+    runs = Runs()
+    runs.go.set()
+
+    @workq.handler("work")
+    async def work(task: workq.Task[int]) -> None:
+        await runs.hold(task.payload)
+
+    async with database.open() as db:
+        whole = db.connection
+
+        def broken(purpose: str, *, first: bool = False) -> Broken:
+            return Broken(whole(purpose, first=first))
+
+        monkeypatch.setattr(db, "connection", broken)
+        queue = workq.Queue(db)
+        await queue.migrate()
+        await queue.enqueue(None, work, 1)
+        async with workq.Executor(queue, [work], poll_interval=0.1, lease=300):
+            await runs.until(lambda: runs.started[1] == 1)
+            await queue.wait(timeout=SOON)
 
 
 # -- frozen
@@ -235,34 +278,6 @@ async def test_a_start_that_waits_for_a_frozen_server_gives_up_and_says_why(
 
 # -- locked
 
-FOREIGN_WRITER = """
-import sqlite3, sys, time
-conn = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=30)
-conn.execute("begin immediate")
-print("locked", flush=True)
-time.sleep(float(sys.argv[2]))
-conn.execute("commit")
-conn.close()
-"""
-
-
-async def locked(path: Path, seconds: float) -> asyncio.Task[int]:
-    """Another process holds the file's writer for so long, from now on. Returns the task that waits for its end."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", FOREIGN_WRITER, str(path), str(seconds)], stdout=subprocess.PIPE
-    )
-
-    async def ended() -> int:
-        try:
-            return await asyncio.to_thread(process.wait)
-        finally:
-            process.kill()
-            process.communicate()
-
-    assert process.stdout is not None
-    assert await asyncio.to_thread(process.stdout.readline) == b"locked\n"
-    return asyncio.create_task(ended())
-
 
 async def test_a_foreign_writer_that_holds_the_file_for_three_seconds_brings_no_error_to_the_surface(
     sqlite: SQLiteDatabase, caplog: pytest.LogCaptureFixture
@@ -270,7 +285,8 @@ async def test_a_foreign_writer_that_holds_the_file_for_three_seconds_brings_no_
     """F28: everybody waits for his turn."""
     async with flow(sqlite, sqlite.url, lease=30) as tasks:
         await tasks.runs(since=0)
-        assert await (await locked(sqlite.path, 3)) == 0
+        with foreign_writer(sqlite.path, seconds=3) as writer:
+            assert await asyncio.to_thread(writer.wait) == 0
         assert await tasks.runs(since=time.monotonic()) < 1
         await tasks.end()
     assert tasks.failures == []
@@ -294,7 +310,8 @@ async def test_a_transaction_longer_than_the_lease_makes_nobody_steal_live_tasks
                 ids = await queue.enqueue_many(None, [workq.NewTask("work", n) for n in range(8)])
                 await nodes.journal.until("start", 8, holder.pid)
                 other = await nodes.start(workers=8, lease=0.9, poll=0.1, takes=4.5)
-                assert await (await locked(sqlite.path, 2.5)) == 0
+                with foreign_writer(sqlite.path, seconds=2.5) as writer:
+                    assert await asyncio.to_thread(writer.wait) == 0
                 await nodes.journal.until("end", 8, holder.pid)
                 await nodes.journal.until("completed", 8)
                 assert nodes.journal.lines("start", other.pid) == []
@@ -306,13 +323,9 @@ async def test_a_process_killed_in_its_transaction_leaves_the_file_to_the_others
     """F28: the lock of a dead process is no lock."""
     async with flow(sqlite, sqlite.url) as tasks:
         await tasks.runs(since=0)
-        process = subprocess.Popen(
-            [sys.executable, "-c", FOREIGN_WRITER, str(sqlite.path), "600"], stdout=subprocess.PIPE
-        )
-        assert process.stdout is not None
-        assert await asyncio.to_thread(process.stdout.readline) == b"locked\n"
-        process.kill()
-        process.communicate()
+        with foreign_writer(sqlite.path, seconds=600) as writer:
+            await asyncio.sleep(0.1)
+            writer.kill()
         assert await tasks.runs(since=time.monotonic()) < BACK_AGAIN
         await tasks.end()
     assert tasks.failures == []

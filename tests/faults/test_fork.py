@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from faults.nodes import ENVIRONMENT
 from support import SOON, Database
 

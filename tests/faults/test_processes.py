@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
@@ -13,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import workq
-from faults.nodes import ENVIRONMENT, Nodes, nodes_on
+from faults.nodes import Nodes, nodes_on, program
 from support import SOON, Database, SQLiteDatabase, eventually
 
 LEASE, POLL = 1.5, 0.2
@@ -23,6 +21,10 @@ LEAVER = Path(__file__).with_name("leaver.py")
 
 def many(number: int) -> list[workq.NewTask]:
     return [workq.NewTask("work", n) for n in range(number)]
+
+
+def size_of(file: Path) -> int:
+    return file.stat().st_size
 
 
 async def is_empty(database: Database) -> bool:
@@ -191,18 +193,9 @@ async def test_processes_that_start_at_once_on_an_empty_database_all_start(
 async def test_a_process_that_used_workq_ends_when_its_loop_has(database: Database, how: str) -> None:
     """F31: within 2 s of asyncio.run returning, also when nobody closed anything."""
     schema = [] if database.schema is None else [f"--schema={database.schema}"]
-    process = subprocess.Popen(
-        [sys.executable, str(LEAVER), how, database.url, *schema],
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    try:
+    with program(str(LEAVER), how, database.url, *schema) as process:
         printed, complaint = await asyncio.to_thread(process.communicate, timeout=2 * SOON)
-    finally:
-        process.kill()
-        process.communicate()
-    ended = time.monotonic()
+        ended = time.monotonic()
     assert process.returncode == 0, complaint.decode()
     assert ended - float(printed) < 2
     if how != "never closed":
@@ -235,6 +228,6 @@ async def test_the_write_ahead_log_ends_small_however_much_was_written_and_read(
             async def is_small() -> bool:
                 # The log is cut by the first write after a checkpoint that met no reader.
                 await queue.enqueue(None, "work", "x")
-                return log.stat().st_size <= 64 << 20
+                return size_of(log) <= 64 << 20
 
             await eventually(is_small)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import asyncpg
 import pytest
@@ -93,8 +93,8 @@ def literal(value: object) -> str:
         case int():
             return str(value)
         case list() | tuple():
-            items = [element(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
-            return literal("{" + ",".join(items) + "}")
+            items = cast("Sequence[object]", value)
+            return literal("{" + ",".join(element(item) for item in items) + "}")
         case timedelta():
             return literal(f"{value.total_seconds()} s")
         case datetime():
@@ -162,7 +162,7 @@ def wanted(registered: list[str], **others: Any) -> dict[str, Any]:
 def endings_of(leases: list[Lease]) -> list[tuple[object, ...]]:
     """Failed runs, a retry, and a schedule that moves on."""
     each = [
-        Settled(failed=True, attempt=1, error="of \"its\" own, {surely}"),
+        Settled(failed=True, attempt=1, error='of "its" own, {surely}'),
         Settled(delay=timedelta(seconds=30), attempt=1, error="again"),
         Settled(run_at=NOW, payload='{"n": 2}'),
     ]
@@ -338,9 +338,7 @@ def check_files(files: dict[int, File], what: Callable[[File], Statement], param
 
 
 @pytest.mark.parametrize("beside", REGISTERED)
-def test_a_claim_on_sqlite_takes_as_many_steps_beside_any_number_of_others(
-    files: dict[int, File], beside: str
-) -> None:
+def test_a_claim_on_sqlite_takes_as_many_steps_beside_any_number_of_others(files: dict[int, File], beside: str) -> None:
     """F56: by the index of due tasks."""
     params = wanted(REGISTERED[beside])
     check_files(files, lambda file: file.sql.claim, dict.fromkeys(files, params))

@@ -24,9 +24,14 @@ class Email:
 
 
 @pytest.fixture
-def queue(tmp_path: Path) -> workq.Queue:
+def db(tmp_path: Path) -> workq.Dialect:
     """Never opened: what is tested here does no I/O."""
-    return workq.Queue(workq_aiosqlite.SQLite(tmp_path / "never.db"))
+    return workq_aiosqlite.SQLite(tmp_path / "never.db")
+
+
+@pytest.fixture
+def queue(db: workq.Dialect) -> workq.Queue:
+    return workq.Queue(db)
 
 
 @workq.handler("cleanup")
@@ -447,19 +452,19 @@ async def an_async_hook(event: workq.Event) -> None: ...
 
 
 @pytest.mark.parametrize("hook", [an_async_hook, functools.partial(an_async_hook), "print", None], ids=str)
-def test_a_hook_is_a_plain_function(hook: object, queue: workq.Queue) -> None:
+def test_a_hook_is_a_plain_function(hook: object, db: workq.Dialect) -> None:
     with pytest.raises(TypeError, match="hook"):
-        workq.Queue(queue.hub.dialect, on_event=[anything(hook)])
+        workq.Queue(db, on_event=[anything(hook)])
 
 
 class AsyncHook:
     async def __call__(self, event: workq.Event) -> None: ...
 
 
-def test_a_callable_object_whose_call_is_async_is_refused_as_a_hook(queue: workq.Queue) -> None:
+def test_a_callable_object_whose_call_is_async_is_refused_as_a_hook(db: workq.Dialect) -> None:
     """Its coroutine would never be awaited: nothing would happen, and nobody would be told."""
     with pytest.raises(TypeError, match="hook"):
-        workq.Queue(queue.hub.dialect, on_event=[anything(AsyncHook())])
+        workq.Queue(db, on_event=[anything(AsyncHook())])
 
 
 @pytest.mark.parametrize("after", [-1, float("nan")])
