@@ -14,7 +14,7 @@ import aiosqlite
 import asyncpg
 
 import workq
-from workq.dialect import Dialect
+from workq.dialect import Dialect, Interrupted, Params, Rows, Statement, Urgency
 
 SOON = 10.0
 """Seconds after which a test gives up waiting for what must happen. No test passes by it."""
@@ -228,3 +228,66 @@ async def hooked(database: Database, *hooks: workq.Hook, **options: Any) -> Asyn
         queue = workq.Queue(db, on_event=hooks, **options)
         await queue.migrate()
         yield queue
+
+
+class Replies(Protocol):
+    """What a test does with the reply to a statement: it is called when the database has done it."""
+
+    def __call__(self, rows: Rows) -> Awaitable[Rows]: ...
+
+
+class Wire:
+    """The database behind a wire that a test can hold up: every statement is done, its reply may be late or lost."""
+
+    def __init__(self, db: Dialect) -> None:
+        self._db = db
+        self.replies: dict[Statement, Replies] = {}
+        self.asked: Counter[Statement] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+    def connection(self, purpose: str, *, first: bool = False) -> WiredConnection:
+        return WiredConnection(self, self._db.connection(purpose, first=first))
+
+
+class WiredConnection:
+    def __init__(self, wire: Wire, connection: Any) -> None:
+        self._wire = wire
+        self._connection = connection
+
+    async def fetch(self, statement: Statement, params: Params, urgency: Urgency) -> Rows:
+        self._wire.asked[statement] += 1
+        rows: Rows = await self._connection.fetch(statement, params, urgency)
+        reply = self._wire.replies.get(statement)
+        return rows if reply is None else await reply(rows)
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+class HeldReply:
+    """A reply with rows that waits until the test lets it go."""
+
+    def __init__(self) -> None:
+        self.sent = asyncio.Event()
+        self.go = asyncio.Event()
+
+    async def __call__(self, rows: Rows) -> Rows:
+        if rows:
+            self.sent.set()
+            await self.go.wait()
+        return rows
+
+
+class DroppedReply:
+    """The first reply with rows is lost with its connection."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    async def __call__(self, rows: Rows) -> Rows:
+        if rows and not self.times:
+            self.times += 1
+            raise Interrupted("the connection broke") from ConnectionResetError("by the test")
+        return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -33,9 +34,14 @@ class Heartbeat:
         self._lease = timedelta(seconds=lease)
         self._urgency = Urgency(timeout=min(lease / 3, 5))
         self._lost = lost
+        self._turn = asyncio.Lock()
 
     async def once(self) -> None:
         """Extend the leases of everything held; report those that are no longer ours."""
+        async with self._turn:  # the claimer beats too, after a stall, and the connection is one
+            await self._beat()
+
+    async def _beat(self) -> None:
         # A row in complete(tx) is left alone: the open transaction is its lease.
         asked = [(held, held.lease) for held in self._holding if not held.completing and not held.lost]
         sent, wall = self._clock.monotonic(), self._clock.now()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from workq.dialect import Statement, Unreachable, Urgency
-from workq_asyncpg._connection import PostgresConnection
+from workq_asyncpg._connection import PostgresConnection, end, ended
 
 if TYPE_CHECKING:
     import asyncpg
@@ -79,16 +79,16 @@ async def listen_on(pool: asyncpg.Pool[Any], channel: str, heard: Callable[[str 
                     await raw.add_listener(channel, notified)
                 heard(None)
                 pause = 0.1
-                while not raw.is_closed():
+                while not ended(raw):
                     await asyncio.sleep(ALIVE_EVERY)
                     await connection.fetch(ALIVE, {}, Urgency(timeout=5))
             finally:
                 # Nobody else may get it as it is; and it is not thrown away, or the pool would connect anew at once.
-                alarm = asyncio.get_running_loop().call_later(0.1, raw.terminate)
+                alarm = asyncio.get_running_loop().call_later(0.1, end, raw)
                 try:
                     await raw.remove_listener(channel, notified)
                 except Exception:
-                    raw.terminate()
+                    end(raw)
                 finally:
                     alarm.cancel()
                 await connection.close()

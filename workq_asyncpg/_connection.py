@@ -78,7 +78,7 @@ class PostgresConnection:
         loop = asyncio.get_running_loop()
         # Not a timeout round the await: cancelling asyncpg's fetch sends a cancel request over a second connection,
         # which hangs where the first one does. Ending the connection ends the fetch.
-        alarm = loop.call_at(deadline, raw.terminate)
+        alarm = loop.call_at(deadline, end, raw)
         self._busy = True
         try:
             if statement.waits and lock_wait is not None:
@@ -88,7 +88,7 @@ class PostgresConnection:
         except asyncpg.LockNotAvailableError as error:
             raise Busy(f"{self._purpose}: somebody's transaction holds the row or key") from error
         except asyncio.CancelledError:
-            raw.terminate()
+            end(raw)
             raise
         except asyncpg.UniqueViolationError as error:
             if statement.savepoint:
@@ -96,18 +96,18 @@ class PostgresConnection:
             raise
         except asyncpg.ReadOnlySQLTransactionError as error:
             # A demoted primary: every connection of this generation leads there.
-            raw.terminate()
+            end(raw)
             await self._pool.expire_connections()
             raise Interrupted(f"{self._purpose}: the server became read-only") from error
         except GONE as error:
-            if isinstance(error, asyncpg.InterfaceError) and not raw.is_closed():
+            if isinstance(error, asyncpg.InterfaceError) and not ended(raw):
                 raise  # the driver refused the statement: nothing was sent
-            raw.terminate()
+            end(raw)
             raise Interrupted(f"{self._purpose}: the connection broke or was too slow") from error
         finally:
             alarm.cancel()
             self._busy = False
-            if raw.is_closed():
+            if ended(raw):
                 await self._give_back()
 
     async def _impatiently(self, raw: Raw, statement: Statement, params: Params, lock_wait: float) -> Rows:
@@ -119,7 +119,7 @@ class PostgresConnection:
 
     async def raw(self) -> Raw:
         """The open connection. Raises Unreachable."""
-        if self._raw is not None and not self._raw.is_closed():
+        if self._raw is not None and not ended(self._raw):
             return self._raw
         await self._give_back()
         clock = asyncio.get_running_loop().time
@@ -149,11 +149,24 @@ class PostgresConnection:
                 await self._pool.release(raw, timeout=RELEASE)
         except Exception as error:
             logger.debug("%s: giving the connection back failed: %s", self._purpose, type(error).__name__)
-            if not raw.is_closed():
-                raw.terminate()
+            end(raw)
 
     async def close(self) -> None:
         """Give the connection back, at once: a statement under way is given up."""
         if self._busy and self._raw is not None:
-            self._raw.terminate()
+            end(self._raw)
         await self._give_back()
+
+
+def ended(raw: Raw) -> bool:
+    """Is it of no use any more? The pool takes a connection back at once when it ends, and its proxy then only raises."""
+    try:
+        return raw.is_closed()
+    except asyncpg.InterfaceError:
+        return True
+
+
+def end(raw: Raw) -> None:
+    """Close it without a word to the server; whatever waits on it fails."""
+    if not ended(raw):
+        raw.terminate()

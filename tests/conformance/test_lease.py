@@ -5,16 +5,28 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import pytest
-from support import SOON, Database, Events, PostgresDatabase, Runs, SQLiteDatabase, eventually, hooked
 
 import workq
-from workq.dialect import Dialect, Interrupted, Params, Rows, Statement, Urgency
+from support import (
+    SOON,
+    Database,
+    DroppedReply,
+    Events,
+    HeldReply,
+    PostgresDatabase,
+    Runs,
+    SQLiteDatabase,
+    Wire,
+    eventually,
+    hooked,
+)
+from workq.dialect import Dialect
 
 LONG: dict[str, Any] = {"lease": 300, "poll_interval": 0.05, "stop_timeout": 2}
 """No beat comes while such a test runs: only `age` ends a lease."""
@@ -792,69 +804,6 @@ async def test_suspects_run_one_at_a_time_and_hold_up_no_others(database: Databa
 # -- between the claim and the start
 
 
-class Replies(Protocol):
-    """What a test does with the reply to a statement: it is called when the database has done it."""
-
-    def __call__(self, rows: Rows) -> Awaitable[Rows]: ...
-
-
-class Wire:
-    """The database behind a wire that a test can hold up: every statement is done, its reply may be late or lost."""
-
-    def __init__(self, db: Dialect) -> None:
-        self._db = db
-        self.replies: dict[Statement, Replies] = {}
-        self.asked: Counter[Statement] = Counter()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._db, name)
-
-    def connection(self, purpose: str, *, first: bool = False) -> WiredConnection:
-        return WiredConnection(self, self._db.connection(purpose, first=first))
-
-
-class WiredConnection:
-    def __init__(self, wire: Wire, connection: Any) -> None:
-        self._wire = wire
-        self._connection = connection
-
-    async def fetch(self, statement: Statement, params: Params, urgency: Urgency) -> Rows:
-        self._wire.asked[statement] += 1
-        rows: Rows = await self._connection.fetch(statement, params, urgency)
-        reply = self._wire.replies.get(statement)
-        return rows if reply is None else await reply(rows)
-
-    async def close(self) -> None:
-        await self._connection.close()
-
-
-class Held:
-    """A reply with rows that waits until the test lets it go."""
-
-    def __init__(self) -> None:
-        self.sent = asyncio.Event()
-        self.go = asyncio.Event()
-
-    async def __call__(self, rows: Rows) -> Rows:
-        if rows:
-            self.sent.set()
-            await self.go.wait()
-        return rows
-
-
-class Dropped:
-    """The first reply with rows is lost with its connection."""
-
-    def __init__(self) -> None:
-        self.times = 0
-
-    async def __call__(self, rows: Rows) -> Rows:
-        if rows and not self.times:
-            self.times += 1
-            raise Interrupted("the connection broke") from ConnectionResetError("by the test")
-        return rows
-
-
 @asynccontextmanager
 async def wired(database: Database) -> AsyncGenerator[tuple[Node, Wire]]:
     async with database.open() as db:
@@ -867,7 +816,7 @@ async def wired(database: Database) -> AsyncGenerator[tuple[Node, Wire]]:
 async def test_what_is_claimed_but_not_started_when_stop_comes_is_handed_back_at_once(database: Database) -> None:
     """F05: the reply to a claim is on its way while stop is called."""
     async with wired(database) as (node, wire):
-        claim = wire.replies[wire.sql.claim] = Held()
+        claim = wire.replies[wire.sql.claim] = HeldReply()
         ids = await node.queue.enqueue_many(None, [workq.NewTask("note", number) for number in range(5)])
         executor = node.executor()
         await executor.start()
@@ -892,7 +841,7 @@ async def test_what_is_claimed_but_not_started_when_stop_comes_is_handed_back_at
 async def test_what_a_claim_brought_too_late_is_handed_back_instead_of_started(database: Database) -> None:
     """one holder: by the time the reply is read the lease may be over, and somebody else may run the tasks."""
     async with wired(database) as (node, wire):
-        claim = wire.replies[wire.sql.claim] = Held()
+        claim = wire.replies[wire.sql.claim] = HeldReply()
         id = await enqueued(node.queue)
         async with node.executor(**SHORT):
             await claim.sent.wait()
@@ -908,7 +857,7 @@ async def test_what_a_claim_brought_too_late_is_handed_back_instead_of_started(d
 async def test_a_claim_whose_reply_was_lost_is_taken_up_at_once_and_counts_as_no_crash(database: Database) -> None:
     """no loss: its rows are ours, so nobody has to wait for the lease."""
     async with wired(database) as (node, wire):
-        claim = wire.replies[wire.sql.claim] = Dropped()
+        claim = wire.replies[wire.sql.claim] = DroppedReply()
         id = await enqueued(node.queue)
         async with node.executor():
             await node.runs.until(lambda: bool(node.runs.running))
@@ -923,7 +872,7 @@ async def test_a_claim_whose_reply_was_lost_is_taken_up_at_once_and_counts_as_no
 async def test_an_end_whose_reply_was_lost_is_written_and_told_once(end: Ending, database: Database) -> None:
     """fence: it is sent again, and recognised as our own."""
     async with wired(database) as (node, wire):
-        dropped = wire.replies[wire.sql.settle] = wire.replies[wire.sql.succeed] = Dropped()
+        dropped = wire.replies[wire.sql.settle] = wire.replies[wire.sql.succeed] = DroppedReply()
 
         @workq.handler("note")
         async def note(task: workq.Task[Any]) -> Any:

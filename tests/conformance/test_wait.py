@@ -77,7 +77,9 @@ async def test_running_tasks_count(queue: workq.Queue) -> None:
         assert await queue.find() == []
 
 
-@pytest.mark.parametrize("targets", [(note,), ("note",), (workq.Spec("note", int),), (note, "note", "nothing")], ids=str)
+@pytest.mark.parametrize(
+    "targets", [(note,), ("note",), (workq.Spec("note", int),), (note, "note", "nothing")], ids=str
+)
 async def test_only_tasks_of_the_given_kinds_count(targets: tuple[workq.Target, ...], queue: workq.Queue) -> None:
     """Handlers, specs and bare names alike."""
     runs = Runs()

@@ -10,7 +10,7 @@ from random import Random
 from zoneinfo import ZoneInfo, available_timezones
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import workq
@@ -18,7 +18,7 @@ from workq._schedule import next_run
 
 FIRST, LAST = datetime(2020, 1, 1, tzinfo=UTC), datetime(2036, 1, 1, tzinfo=UTC)
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
-FARTHEST_SHIFT = timedelta(hours=2)
+FARTHEST_SHIFT = timedelta(hours=3)
 
 # Half an hour (Lord Howe), two hours (Troll), twice a year round Ramadan (Casablanca, El_Aaiun), at midnight (Beirut,
 # Santiago, Cairo), at the end of the day (Nuuk), on other days of the week (Gaza), winter as the exception (Dublin),
@@ -202,14 +202,29 @@ in_every_hour = minutes.map(lambda at: Every(",".join(map(str, at)), at))
 
 @settings(deadline=None, max_examples=400)
 @given(moments(), fixed | in_every_hour)
-@example(("Europe/Berlin", datetime(2025, 10, 26, 1, 10, tzinfo=UTC)), Fixed((2,), (30,)))
-@example(("Europe/Berlin", datetime(2025, 3, 30, 0, 59, tzinfo=UTC)), Fixed((2,), (30,)))
 def test_in_any_zone_at_any_time_the_next_run_is_the_next_moment_that_fits(
     at: tuple[str, datetime], pattern: Fixed | Every
 ) -> None:
     """F48."""
     name, last = at
     assert wrong(pattern, last, name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "last", "pattern"),
+    [
+        pytest.param("Europe/Berlin", "2025-10-26T01:10Z", Fixed((2,), (30,)), id="in the repeated hour"),
+        pytest.param("Europe/Berlin", "2025-03-30T00:59Z", Fixed((2,), (30,)), id="before a skipped hour"),
+        pytest.param("Europe/Berlin", "2025-03-30T01:00Z", Fixed((2,), (30,)), id="after a skipped hour"),
+        pytest.param("Australia/Lord_Howe", "2020-04-04T14:54Z", Every("32", (32,)), id="a repeated half hour"),
+        pytest.param("Antarctica/Troll", "2025-03-30T00:59Z", Fixed((1,), (30,)), id="two skipped hours"),
+        pytest.param("Africa/Cairo", "2024-04-25T21:59Z", Fixed((0,), (0, 30)), id="a skipped midnight"),
+        pytest.param("Africa/Cairo", "2024-10-31T21:12Z", Fixed((23,), (15,)), id="a repeated end of the day"),
+    ],
+)
+def test_a_known_trap_is_passed(name: str, last: str, pattern: Fixed | Every) -> None:
+    """F48."""
+    assert wrong(pattern, datetime.fromisoformat(last), name) is None
 
 
 @zones
