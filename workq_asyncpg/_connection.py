@@ -159,7 +159,7 @@ class PostgresConnection:
 
 
 def ended(raw: Raw) -> bool:
-    """Is it of no use any more? The pool takes a connection back at once when it ends, and its proxy then only raises."""
+    """Is it of no use any more? The pool takes back at once what ends, and the proxy then only raises."""
     try:
         return raw.is_closed()
     except asyncpg.InterfaceError:

@@ -815,44 +815,44 @@ async def test_a_body_that_is_cancelled_is_left_in_order(database: Database) -> 
 # -- serve(), in this process
 
 
-@pytest.fixture
-def handlers() -> dict[signal.Signals, Any]:
+Handlers = dict[signal.Signals, Any]
+
+
+def handlers() -> Handlers:
+    """Who is told of a signal now. (While a loop runs, SIGINT is asyncio's own.)"""
     return {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
 
-def same(handlers: dict[signal.Signals, Any]) -> bool:
-    return all(signal.getsignal(number) == handler for number, handler in handlers.items())
-
-
-async def test_an_executor_installs_no_signal_handlers(queue: workq.Queue, handlers: dict[signal.Signals, Any]) -> None:
+async def test_an_executor_installs_no_signal_handlers(queue: workq.Queue) -> None:
     """F37."""
+    before = handlers()
     async with workq.Executor(queue, [note], **LONG):
-        assert same(handlers)
+        assert handlers() == before
     running = asyncio.create_task((executor := workq.Executor(queue, [note], **LONG)).run())
     await queue.enqueue(None, note, 1)
     await queue.wait(timeout=SOON)
-    assert same(handlers)
+    assert handlers() == before
     await executor.stop()
     await running
 
 
-async def test_serve_stops_all_when_one_has_ended(queue: workq.Queue, handlers: dict[signal.Signals, Any]) -> None:
+async def test_serve_stops_all_when_one_has_ended(queue: workq.Queue) -> None:
     """F37: and the previous handlers are back."""
+    before = handlers()
     executors = [workq.Executor(queue, [note], queue_name=name, **LONG) for name in ("one", "two")]
     serving = asyncio.create_task(workq.serve(*executors))
     for name in ("one", "two"):
         await queue.enqueue(None, note, 1, queue=name)
     await queue.wait(timeout=SOON)
-    assert not same(handlers)
+    assert handlers() != before
     await executors[0].stop()
     await serving
     assert all("ended" in repr(executor) for executor in executors)
-    assert same(handlers)
+    assert handlers() == before
 
 
-async def test_serve_that_is_cancelled_lets_running_tasks_end(
-    queue: workq.Queue, handlers: dict[signal.Signals, Any]
-) -> None:
+async def test_serve_that_is_cancelled_lets_running_tasks_end(queue: workq.Queue) -> None:
+    before = handlers()
     runs = Runs()
     serving = asyncio.create_task(workq.serve(workq.Executor(queue, [holding(runs)], **LONG)))
     await enqueued(queue, "held")
@@ -864,19 +864,17 @@ async def test_serve_that_is_cancelled_lets_running_tasks_end(
     with pytest.raises(asyncio.CancelledError):
         await serving
     assert await queue.find() == []
-    assert same(handlers)
+    assert handlers() == before
 
 
-async def test_serve_raises_what_one_start_raises_and_stops_the_others(
-    queue: workq.Queue, handlers: dict[signal.Signals, Any]
-) -> None:
-    before = Before()
+async def test_serve_raises_what_one_start_raises_and_stops_the_others(queue: workq.Queue) -> None:
+    set_before, before = handlers(), Before()
     good = workq.Executor(queue, [note], **LONG)
     broken = workq.Schedule(tick, lambda last: cast(Any, None))
     bad = workq.Executor(queue, [tick], schedules=[broken], queue_name="two", **LONG)
     with pytest.raises(ValueError, match="None"):
         await workq.serve(good, bad)
-    assert same(handlers)
+    assert handlers() == set_before
     await before.nothing_left()
 
 
@@ -885,21 +883,21 @@ async def test_serve_needs_something_to_serve() -> None:
         await workq.serve()
 
 
-async def test_serve_outside_the_main_thread_leaves_signals_alone(
-    database: Database, handlers: dict[signal.Signals, Any]
-) -> None:
+async def test_serve_outside_the_main_thread_leaves_signals_alone(database: Database) -> None:
+    before = handlers()
+
     async def served() -> None:
         async with hooked(database) as queue:
             executor = workq.Executor(queue, [note], **LONG)
             serving = asyncio.create_task(workq.serve(executor))
             await queue.enqueue(None, note, 1)
             await queue.wait(timeout=SOON)
-            assert same(handlers)
+            assert handlers() == before
             await executor.stop()
             await serving
 
     await asyncio.to_thread(lambda: asyncio.run(served()))
-    assert same(handlers)
+    assert handlers() == before
 
 
 # -- in a process of its own
@@ -1182,8 +1180,11 @@ FORGETFUL = {
 }
 RETURNED = """
 asyncio.run(main())
-say("threads", *[thread.name for thread in threading.enumerate() if thread is not threading.main_thread()])
 say("returned")
+until = time.monotonic() + 1
+while threading.active_count() > 1 and time.monotonic() < until:
+    time.sleep(0.01)
+say("threads", *[thread.name for thread in threading.enumerate() if thread is not threading.main_thread()])
 """
 
 
@@ -1193,8 +1194,8 @@ async def test_a_process_ends_with_asyncio_run_and_without_a_thread_left(
 ) -> None:
     """F31: within 2 s, and without a word."""
     async with child(database, textwrap.dedent(EXITS[how]) + RETURNED) as program:
-        assert await program.until("threads") == "threads\n"
         await program.until("returned")
+        assert await program.until("threads") == "threads\n"
         await program.ended(2)
         assert program.process.returncode == 0
         assert await program.errors() == ""
