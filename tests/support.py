@@ -291,3 +291,19 @@ class DroppedReply:
             self.times += 1
             raise Interrupted("the connection broke") from ConnectionResetError("by the test")
         return rows
+
+
+@asynccontextmanager
+async def session(database: Database) -> AsyncGenerator[Caller]:
+    """An application's connection for many transactions, each begun by `execute("begin")`. It waits for its turn."""
+    async with database.caller() as app:
+        await app.rollback()
+        if isinstance(app, SQLiteCaller):
+            await app.execute("pragma busy_timeout = 600000")
+        yield app
+
+
+async def let_pass(database: Database, seconds: float) -> None:
+    """Let time pass for all tasks at once."""
+    step = f"interval '{seconds} s'" if isinstance(database, PostgresDatabase) else str(int(seconds * 1e6))
+    await database.rows(f"update {{table}} set run_at = run_at - {step}, locked_until = locked_until - {step}")

@@ -22,35 +22,49 @@ MAX_FRAMES = 40
 
 def describe(error: BaseException | str) -> str:
     """One readable text for an error, whatever it is made of. Never raises."""
-    if isinstance(error, str):
-        return capped(storable(error), MAX_MESSAGE)
+    if issubclass(type(error), str):  # isinstance would ask the error for its __class__
+        return capped(storable(str(error)), MAX_MESSAGE)
+    found = cast(BaseException, error)
+    head, message = kind_of(found), message_of(found)
+    if message:
+        head = f"{head}: {message}"
     try:
-        name = type(error).__qualname__
-        module = type(error).__module__
-        kind = storable(name if module in ("builtins", "__main__") else f"{module}.{name}")[:MAX_KIND]
-    except Exception:
-        kind = "an error whose type has no name"
-    message = message_of(error)
-    head = f"{kind}: {message}" if message else kind
-    trace = traceback_of(error)
+        trace = traceback_of(found)
+    except BaseException:
+        trace = ""  # it shows nothing of itself
     return head if not trace else f"{head}\n\n{trace}"
 
 
+def kind_of(error: BaseException) -> str:
+    """The name of its type, with the module unless that says nothing."""
+    kind = type(error)
+    try:
+        name, module = kind.__qualname__, kind.__module__
+    except BaseException:
+        # A metaclass with ideas of its own.
+        name, module = type.__getattribute__(kind, "__qualname__"), type.__getattribute__(kind, "__module__")
+    try:
+        return storable(str(name if module in ("builtins", "__main__") else f"{module}.{name}"))[:MAX_KIND]
+    except BaseException:
+        return "an error whose type has no name"
+
+
 def message_of(error: BaseException) -> str:
-    """What `str` says of an error, capped; what it raises instead, if it raises."""
+    """What `str` says of an error, and its notes, capped; what it raises instead, if it raises."""
     try:
         text = _pydantic_message(error) or str(error)
-        notes = getattr(error, "__notes__", ())
-        if notes:
-            text = "\n".join([text, *map(str, notes)])
     except BaseException as mistake:
-        return f"<its __str__ raised {type(mistake).__name__}>"
+        return f"<its __str__ raised {kind_of(mistake)}>"
+    try:
+        text = "\n".join([text, *map(str, getattr(error, "__notes__", ()))])
+    except BaseException:
+        text += "\n<its notes cannot be shown>"
     return capped(storable(text), MAX_MESSAGE)
 
 
 def _pydantic_message(error: BaseException) -> str | None:
     """A pydantic ValidationError without the input, which its `str` shows and which may be somebody's secret."""
-    if not type(error).__module__.startswith("pydantic") or not hasattr(error, "errors"):
+    if not kind_of(error).startswith("pydantic") or not hasattr(error, "errors"):
         return None
     found: Any = error
     lines = [f"{found.error_count()} validation error(s) for {found.title}"]
@@ -75,7 +89,7 @@ def traceback_of(error: BaseException) -> str:
         if group is not None:
             text += "".join(_members(group))
         if current is not error:
-            text = f"caused by {type(current).__name__}: {capped(message_of(current), 500)}\n{text}"
+            text = f"caused by {kind_of(current)}: {capped(message_of(current), 500)}\n{text}"
         if text:
             parts.append(text)
         if current.__cause__ is not None:
@@ -101,7 +115,7 @@ def _members(group: BaseExceptionGroup[BaseException]) -> list[str]:
         if not waiting:
             return lines
         depth, member = waiting.pop()
-        lines.append(f"{'  ' * min(depth, 20)}| {type(member).__name__}: {capped(message_of(member), 500)}\n")
+        lines.append(f"{'  ' * min(depth, 20)}| {kind_of(member)}: {capped(message_of(member), 500)}\n")
         try:
             lines.extend(traceback.format_tb(member.__traceback__, limit=-3))
         except Exception:
@@ -118,7 +132,7 @@ def _reversed(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
 
 def as_group(error: BaseException) -> BaseExceptionGroup[BaseException] | None:
     """The error as a group, if it is one."""
-    return cast("BaseExceptionGroup[BaseException]", error) if isinstance(error, BaseExceptionGroup) else None
+    return cast("BaseExceptionGroup[BaseException]", error) if issubclass(type(error), BaseExceptionGroup) else None
 
 
 def capped(text: str, most: int) -> str:
@@ -145,5 +159,5 @@ def storable(text: str) -> str:
 def one_line(error: BaseException) -> str:
     """For a log line: type and the first line of the message, escaped."""
     text = message_of(error).partition("\n")[0][:300]
-    kind = type(error).__name__
+    kind = kind_of(error)
     return f"{kind}: {text.encode('unicode_escape').decode()}" if text else kind

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from workq._describe import describe
 from workq._errors import PayloadError
 from workq._outcome import LONGEST, Done, Fail, Later, Outcome, Retry, Skip
 from workq._retry import RetryPolicy, linear
@@ -120,7 +121,7 @@ def _retried(
         wait: Any = policy(failed, error if isinstance(error, BaseException) else Retry(error))
         delay = None if wait is None else _delay(wait)
     except BaseException as mistake:
-        mistake.add_note(f"the retry policy failed on: {error!r:.500}")
+        mistake.add_note(f"the retry policy failed on: {describe(error)[:500]}")
         return _failed(failed, mistake)
     if delay is None:
         if when is None:

@@ -70,7 +70,7 @@ async def _call(
         outcome = outcome_of(handler, await wrapped(handler, task, middleware, threads)())
     except BaseException as error:
         # Only a cancellation that workq asked for is one; any other error is the handler's, of whatever kind.
-        outcome = error if isinstance(error, Outcome) else raised(error)
+        outcome = cast(Outcome, error) if issubclass(type(error), Outcome) else raised(error)
     finally:
         if alarm is not None:
             alarm.cancel()

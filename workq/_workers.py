@@ -14,7 +14,7 @@ import anyio
 from workq._clock import Clock
 from workq._complete import complete
 from workq._describe import describe
-from workq._ending import Ending, Raised, Run, ending, finish_time, hand_back, parked
+from workq._ending import Ending, Raised, Run, Settled, ending, finish_time, hand_back, parked
 from workq._errors import PayloadError
 from workq._finish import Entry
 from workq._held import Held, Holding
@@ -87,10 +87,16 @@ class Workers:
     def _left(self, held: Held, job: asyncio.Task[None]) -> None:
         self.jobs.discard(job)
         self.freed.set()
-        if not job.cancelled() and job.exception() is not None:
-            logger.error("a run ended by an error of workq's own", exc_info=job.exception())
-        if not held.ended:
-            self._end(held, hand_back(held.claimed), None)  # cancelled before its first step, most likely
+        if job.cancelled():
+            if not held.ended:
+                self._end(held, hand_back(held.claimed), None)  # before its first step
+            return
+        error = job.exception()
+        if error is not None:
+            logger.error("a run ended by an error of workq's own", exc_info=error)
+            if not held.ended:
+                settled = Settled(failed=True, attempt=held.claimed.attempt + 1)
+                self._end(held, Ending("failed", settled, error), None)
 
     async def _run(self, held: Held) -> None:
         clock, claimed, settings = self._clock, held.claimed, self._settings

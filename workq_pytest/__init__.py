@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from workq import Queue
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def workq_queue() -> Callable[..., AbstractAsyncContextManager[Queue]]:
     """`async with workq_queue() as queue:`, see `workq.testing.queue`. Fits event loops of every scope."""
     from workq.testing import queue
@@ -23,7 +23,7 @@ def workq_queue() -> Callable[..., AbstractAsyncContextManager[Queue]]:
     return queue
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def workq_postgres() -> Callable[[], AbstractAsyncContextManager[str]]:
     """`async with workq_postgres() as url:`, see `workq.testing.postgres`."""
     from workq.testing import postgres

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import asyncpg
 import pytest
-from support import SOON, Caller, Database, Events, PostgresDatabase, Runs, eventually, hooked
 
 import workq
+from support import SOON, Caller, Database, Events, PostgresDatabase, Runs, eventually, hooked
 
 QUICK: dict[str, Any] = {"poll_interval": 0.1, "stop_timeout": 2}
 EVERY = workq.every(minutes=10)
@@ -332,13 +332,16 @@ async def test_a_tickers_payload_is_captured_at_the_call(database: Database) -> 
         assert (await the_row(queue, id)).payload == {"at": 5}
 
 
-async def test_a_ticker_that_leaves_what_cannot_be_stored_is_told_so_at_the_call(database: Database) -> None:
+@pytest.mark.parametrize("leaves", [object(), "x" * (1 << 20)], ids=["an object", "too much"])
+async def test_a_ticker_that_leaves_what_cannot_be_stored_is_told_so_at_the_call(
+    leaves: object, database: Database
+) -> None:
     async with story(database) as (queue, ledger, events):
         raised: list[BaseException] = []
 
         @workq.handler("sync")
         async def sync(task: workq.Task[Any]) -> None:
-            task.payload = object()
+            task.payload = leaves
             async with database.caller() as app:
                 await ledger.write(app, 1)
                 try:

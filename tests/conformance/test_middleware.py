@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from support import SOON, Caller, Database, Events, Runs, hooked
 
 import workq
+from support import SOON, Caller, Database, Events, Runs, hooked
 
 QUICK: dict[str, Any] = {"poll_interval": 0.1, "stop_timeout": 2}
 TRACE: ContextVar[str] = ContextVar("trace", default="none")

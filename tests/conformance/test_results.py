@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import pytest
-from support import SOON, Database, Events, Runs, hooked
 
 import workq
+from support import SOON, Database, Events, Runs, hooked
 
 QUICK: dict[str, Any] = {"poll_interval": 0.1, "stop_timeout": 2}
 EVERY = workq.every(minutes=10)

@@ -18,9 +18,9 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from support import SOON, Database, Events, Runs, eventually, hooked
 
 import workq
+from support import SOON, Database, Events, Runs, eventually, hooked
 
 QUICK: dict[str, Any] = {"poll_interval": 0.05, "stop_timeout": 2}
 MEANWHILE: ContextVar[str] = ContextVar("meanwhile", default="unset")
@@ -157,7 +157,10 @@ async def test_two_executors_of_one_queue_run_each_task_once(queue: workq.Queue)
 
 
 @pytest.mark.parametrize("claim_ahead", [True, False])
-async def test_one_worker_takes_priority_then_due_time_then_id(queue: workq.Queue, claim_ahead: bool) -> None:
+@pytest.mark.parametrize("workers", [1, 7, 50])
+async def test_an_executor_starts_by_priority_then_due_time_then_id(
+    queue: workq.Queue, claim_ahead: bool, workers: int
+) -> None:
     order: list[int] = []
 
     @workq.handler("note")
@@ -174,7 +177,7 @@ async def test_one_worker_takes_priority_then_due_time_then_id(queue: workq.Queu
         ],
     )
     assert ids == sorted(id for id in ids if id is not None)
-    async with workq.Executor(queue, [note], workers=1, claim_ahead=claim_ahead, **QUICK):
+    async with workq.Executor(queue, [note], workers=workers, claim_ahead=claim_ahead, **QUICK):
         await queue.wait(timeout=SOON)
     assert order == sorted(range(len(wanted)), key=lambda number: (*wanted[number], number))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, cast
@@ -86,16 +87,17 @@ async def test_the_first_run_is_the_schedule_of_now(queue: workq.Queue) -> None:
 
 async def test_eight_executors_that_start_at_once_make_one_row(database: Database) -> None:
     """F16: as if one node had registered, and none fails to start."""
-    async with database.open(pool_size=50) as db:
-        await workq.Queue(db).migrate()
-        queue = workq.Queue(db)
+    async with AsyncExitStack() as stack:
+        opened = [await stack.enter_async_context(database.open()) for _ in range(4)]
+        queue = workq.Queue(opened[0])
+        await queue.migrate()
         for name in ("first", "second", "third"):
 
             @workq.handler(name)
             async def handle(task: workq.Task[str]) -> None: ...
 
             schedules = [workq.Schedule(handle, HOURLY, key, key=key) for key in ("", "a", "b")]
-            executors = [workq.Executor(workq.Queue(db), [handle], schedules=schedules, **QUICK) for _ in range(8)]
+            executors = [workq.Executor(workq.Queue(db), [handle], schedules=schedules, **QUICK) for db in opened * 2]
             before = datetime.now(UTC)
             await asyncio.gather(*(executor.start() for executor in executors))
             after = datetime.now(UTC)

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import SOON, Database, Events, Runs, eventually, hooked
 
 import workq
+from support import SOON, Database, Events, Runs, eventually, hooked
 
 QUICK: dict[str, Any] = {"poll_interval": 0.1, "stop_timeout": 2}
 

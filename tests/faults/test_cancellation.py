@@ -8,7 +8,7 @@ import itertools
 import random
 import sqlite3
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -18,7 +18,7 @@ import pytest
 import workq
 import workq_asyncpg
 from support import SOON, Database, PostgresDatabase, Runs, SQLiteDatabase, eventually
-from workq.dialect import Urgency
+from workq.dialect import Connection, Params, Rows, Statement, Urgency
 
 Make = Callable[[], Coroutine[Any, Any, object]]
 
@@ -293,6 +293,59 @@ async def test_a_connection_that_arrives_in_the_turn_of_the_cancellation_is_not_
             await asyncio.wait([waiting, giving], timeout=SOON)
             await conn.close()
             assert pool.get_idle_size() == pool.get_size()
+
+
+class Watched:
+    """A connection that is slow when it is told to be, and counts how many use it at once."""
+
+    def __init__(self, connection: Connection, slow: Mapping[str, float]) -> None:
+        self._connection = connection
+        self._slow = slow
+        self._users = 0
+        self.most = 0
+
+    async def fetch(self, statement: Statement, params: Params, urgency: Urgency) -> Rows:
+        self._users += 1
+        self.most = max(self.most, self._users)
+        try:
+            await asyncio.sleep(self._slow.get(statement.text, 0))
+            return await self._connection.fetch(statement, params, urgency)
+        finally:
+            self._users -= 1
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+async def test_each_connection_is_used_by_one_task_at_a_time(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F23: also when a slow database makes the claims ask for a beat while a beat is still under way."""
+    runs, slow, watched = Runs(), dict[str, float](), list[Watched]()
+
+    @workq.handler("held")
+    async def held(task: workq.Task[int]) -> None:
+        await runs.hold(task.payload)
+
+    async with database.open() as db:
+        plain = db.connection
+
+        def connection(purpose: str, *, first: bool = False) -> Watched:
+            watched.append(Watched(plain(purpose, first=first), slow))
+            return watched[-1]
+
+        monkeypatch.setattr(db, "connection", connection)
+        queue = workq.Queue(db)
+        await queue.migrate()
+        await queue.enqueue(None, held, 1)
+        async with workq.Executor(queue, [held], lease=0.6, poll_interval=0.05, stop_timeout=0):
+            await runs.until(lambda: runs.running == {1})
+            slow |= {db.sql.claim.text: 0.8, db.sql.extend.text: 1.5}
+            await asyncio.sleep(2)
+            slow.clear()
+            await asyncio.sleep(0.5)
+    assert len(watched) >= 3
+    assert [connection.most for connection in watched if connection.most > 1] == []
 
 
 # -- SQLite

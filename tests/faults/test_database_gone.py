@@ -163,6 +163,27 @@ async def test_a_claim_that_breaks_after_another_was_answered_loses_nothing_of_t
             await queue.wait(timeout=SOON)
 
 
+@pytest.mark.parametrize("error", [AttributeError, asyncpg.InternalClientError, asyncpg.ConnectionDoesNotExistError])
+async def test_whatever_the_driver_raises_from_a_broken_connection_says_nothing_about_the_statement(
+    postgres: PostgresDatabase, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """F18: or else a finish that meets it would be taken for one that the database refuses, and fail its task."""
+
+    async def fetch(self: asyncpg.Connection[Any], *args: object) -> None:
+        self.terminate()
+        raise error("at a bad moment")
+
+    async with postgres.open() as db:
+        conn = db.connection("test")
+        await conn.fetch(db.sql.now, {}, Urgency(timeout=SOON))
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncpg.Connection, "fetch", fetch)
+            with pytest.raises(Interrupted):
+                await conn.fetch(db.sql.now, {}, Urgency(timeout=SOON))
+        assert len(await conn.fetch(db.sql.now, {}, Urgency(timeout=SOON))) == 1
+        await conn.close()
+
+
 # -- frozen
 
 

@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
 from random import Random
 from typing import Any
 
 import pytest
 
 import workq
-from support import SOON, Caller, Database
+from support import SOON, Caller, Database, session
 from workq import NewTask
 
 KEYED = workq.Spec("keyed", int, key=str)
 SIZES = pytest.mark.parametrize(
     ("producers", "keys"), [(16, 300), pytest.param(64, 10_000, marks=pytest.mark.slow)], ids=["16x300", "64x10000"]
 )
-
-
-@asynccontextmanager
-async def session(database: Database) -> AsyncGenerator[Caller]:
-    """An application's connection for many transactions, each begun by `execute("begin")`."""
-    async with database.caller() as app:
-        await app.rollback()
-        yield app
 
 
 class Books:
@@ -52,6 +44,17 @@ async def wish(app: Caller, queue: workq.Queue, books: Books, producer: int, key
     return id
 
 
+async def all_at_once(
+    database: Database, producers: int, produce: Callable[[int, Caller], Coroutine[Any, Any, None]]
+) -> None:
+    """Have so many producers do their work at the same time, on connections of their own."""
+    async with AsyncExitStack() as stack:
+        apps = [await stack.enter_async_context(session(database)) for _ in range(producers)]
+        async with asyncio.TaskGroup() as group:
+            for producer, app in enumerate(apps):
+                group.create_task(produce(producer, app))
+
+
 @SIZES
 @pytest.mark.timeout(3600)
 async def test_of_all_who_want_a_key_one_gets_it_and_nobodys_transaction_is_broken(
@@ -61,15 +64,11 @@ async def test_of_all_who_want_a_key_one_gets_it_and_nobodys_transaction_is_brok
     books = Books(database)
     await books.open()
 
-    async def produce(producer: int) -> None:
-        order = Random(producer).sample(range(keys), keys)
-        async with session(database) as app:
-            for key in order:
-                await wish(app, queue, books, producer, key)
+    async def produce(producer: int, app: Caller) -> None:
+        for key in Random(producer).sample(range(keys), keys):
+            await wish(app, queue, books, producer, key)
 
-    async with asyncio.TaskGroup() as group:
-        for producer in range(producers):
-            group.create_task(produce(producer))
+    await all_at_once(database, producers, produce)
 
     wishes = await books.rows()
     assert Counter((producer, key) for producer, key, _ in wishes) == Counter(
@@ -101,16 +100,13 @@ async def test_keys_that_come_free_while_others_want_them_are_held_by_one_at_a_t
         await asyncio.sleep(0.001)
         under_way[task.payload] -= 1
 
-    async def produce(producer: int) -> None:
+    async def produce(producer: int, app: Caller) -> None:
         random = Random(producer)
-        async with session(database) as app:
-            for _ in range(wishes):
-                await wish(app, queue, books, producer, random.randrange(few))
+        for _ in range(wishes):
+            await wish(app, queue, books, producer, random.randrange(few))
 
     async with workq.Executor(queue, [keyed], poll_interval=0.05):
-        async with asyncio.TaskGroup() as group:
-            for producer in range(producers):
-                group.create_task(produce(producer))
+        await all_at_once(database, producers, produce)
         await queue.wait(timeout=2 * SOON + producers * wishes / 100)
 
     noted = await books.rows()

@@ -295,6 +295,17 @@ def test_a_local_type_in_an_annotation_is_found(queue: workq.Queue) -> None:
     assert local.codec().dumps(Local(1)) == '{"x":1}'
 
 
+def test_a_name_that_the_enclosing_function_binds_later_is_no_hindrance(queue: workq.Queue) -> None:
+    """A handler may speak of the executor that is made with it."""
+
+    @workq.handler("last")
+    async def last(task: workq.Task[int]) -> None:
+        await executor.stop()
+
+    executor = workq.Executor(queue, [last])
+    assert last.codec().dumps(5) == "5"
+
+
 # -- Schedule
 
 
