@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias, overload
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from workq._checks import check_key
+from workq._cron import Cron
 from workq._outcome import LONGEST
 from workq._spec import Handler, P, require_handler
 
 When: TypeAlias = Callable[[datetime], datetime]
-
-ALIASES = {
-    "@yearly": "0 0 1 1 *",
-    "@annually": "0 0 1 1 *",
-    "@monthly": "0 0 1 * *",
-    "@weekly": "0 0 * * 0",
-    "@daily": "0 0 * * *",
-    "@midnight": "0 0 * * *",
-    "@hourly": "0 * * * *",
-}
-
 
 def every(*, seconds: float = 0, minutes: float = 0, hours: float = 0, days: float = 0) -> When:
     """The next run comes this long after the last one ended: elapsed time, whatever clocks are changed to.
@@ -48,29 +37,15 @@ def cron(expression: str, /, *, tz: str = "UTC") -> When:
 
     Five fields, or six with seconds first, or @hourly, @daily, @weekly, @monthly, @yearly. When clocks change, a fixed
     hour runs once: one that is skipped in spring runs when the gap ends, one that is repeated in autumn runs the first
-    time; an hour with a wildcard runs as often as it comes. (Debian's cron.)
+    time; an hour with a wildcard runs as often as it comes. (As Debian's cron does.)
 
     Raises ValueError for an expression that never matches, or an unknown time zone.
     """
     try:
-        cronsim: Any = importlib.import_module("cronsim")
-    except ImportError:
-        raise ImportError('cron() needs the package cronsim: pip install "workq[cron]"') from None
-    try:
         zone = ZoneInfo(tz)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise ValueError(f"unknown time zone {tz!r}; use a name such as 'Europe/Berlin' (or install tzdata)") from None
-    fields = ALIASES.get(expression.strip().lower(), expression)
-    try:
-        next(cronsim.CronSim(fields, datetime.now(zone)))
-    except (cronsim.CronSimError, StopIteration) as error:
-        raise ValueError(f"{expression!r} is not a cron expression that ever matches: {error}") from None
-
-    def when(last: datetime) -> datetime:
-        following: datetime = next(cronsim.CronSim(fields, last.astimezone(zone)))
-        return following.astimezone(UTC)
-
-    return when
+    return Cron(expression, zone).after
 
 
 class Schedule:

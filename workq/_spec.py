@@ -259,7 +259,7 @@ def payload_type(function: Callable[..., Any]) -> Any:
 
 
 def _resolve(text: str, function: Any) -> Any:
-    names = dict(inspect.getclosurevars(function).nonlocals) if inspect.isfunction(function) else {}
+    names = _enclosing(function)
     holder = type("holder", (), {"__annotations__": {"task": text}})
     try:
         scope = getattr(function, "__globals__", {})
@@ -269,6 +269,19 @@ def _resolve(text: str, function: Any) -> Any:
             f"the annotation {text!r:.80} of {function!r:.80} cannot be resolved ({error}): give the type with "
             "handler(Spec(name, Type)) instead of handler(name)"
         ) from None
+
+
+def _enclosing(function: Any) -> dict[str, Any]:
+    """The variables of the enclosing function that this one uses, as far as they are bound by now."""
+    names: dict[str, Any] = {}
+    if not inspect.isfunction(function):
+        return names
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            names[name] = cell.cell_contents
+        except ValueError:  # still empty
+            continue
+    return names
 
 
 def _innermost(function: Any) -> Any:

@@ -123,7 +123,7 @@ async def test_a_commit_ends_the_task_with_the_handlers_own_row(database: Databa
 async def test_once_committed_the_task_is_done_whatever_its_handler_does_then(result: str, database: Database) -> None:
     async with story(database) as (queue, ledger, events):
 
-        @workq.handler(CHARGE, timeout=0.3 if result == "a timeout" else None, retry=workq.linear(delay=0))
+        @workq.handler(CHARGE, timeout=1 if result == "a timeout" else None, retry=workq.linear(delay=0))
         async def charge(task: workq.Task[int]) -> workq.Result:
             async with database.caller() as app:
                 await ledger.write(app, task.payload)
@@ -366,7 +366,7 @@ async def test_a_ticker_that_leaves_what_cannot_be_stored_is_told_so_at_the_call
 
 
 async def test_complete_after_a_takeover_is_refused_and_the_new_holders_end_counts(database: Database) -> None:
-    """fence: F09: the stale holder's writes go with its transaction."""
+    """F09, fence: the stale holder's writes go with its transaction."""
     async with story(database) as (queue, ledger, events), database.open() as other:
         slow, runs, refused = Runs(), list[str](), list[BaseException]()
 

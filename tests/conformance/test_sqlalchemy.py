@@ -498,7 +498,7 @@ async def test_objects_and_tasks_are_stored_together_or_not_at_all(
 
     class User(Base):
         __tablename__ = "users"
-        __table_args__ = {"schema": database.schema}  # noqa: RUF012
+        __table_args__ = {"schema": database.schema}
         id: orm.Mapped[int] = orm.mapped_column(primary_key=True)
         email: orm.Mapped[str] = orm.mapped_column(unique=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -226,7 +227,9 @@ async def test_a_start_that_is_cancelled_leaves_nothing(database: Database) -> N
     await before.nothing_left()
 
 
-async def test_a_start_that_is_stopped_meanwhile_does_not_return_as_if_it_had_worked(database: Database) -> None:
+async def test_a_start_that_is_stopped_meanwhile_does_not_return_as_if_it_had_worked(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
     async with database.open() as db:
         await workq.Queue(db).migrate()
         wire = Wire(db)
@@ -239,6 +242,8 @@ async def test_a_start_that_is_stopped_meanwhile_does_not_return_as_if_it_had_wo
         await executor.stop(1)
         assert took(began) < 2
         await asyncio.wait([starting])
+        gc.collect()
+        assert [record for record in caplog.records if "never retrieved" in record.getMessage()] == []
         assert not starting.cancelled(), "nobody cancelled the one who called start()"
         assert isinstance(starting.exception(), RuntimeError)
         await before.nothing_left()

@@ -469,8 +469,9 @@ def test_any_sequence_of_operations_leaves_the_table_as_the_model_says(
     database: Database, examples: int, steps: int
 ) -> None:
     """F06, F09, F14, F15, F57, no loss, fence, one schedule: states, attempts, lost counts, keys, schedules, order."""
+    size = settings(UNHURRIED, max_examples=examples, stateful_step_count=steps)
     with machine_on(database) as machine:
-        run_state_machine_as_test(machine, settings=settings(UNHURRIED, max_examples=examples, stateful_step_count=steps))
+        run_state_machine_as_test(machine, settings=size)
 
 
 BUGS: dict[str, tuple[str, str, str]] = {

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import workq
-from workq._schedule import ALIASES, next_run
+from workq._cron import ALIASES
+from workq._schedule import next_run
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 BERLIN = "Europe/Berlin"
