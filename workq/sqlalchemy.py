@@ -78,7 +78,7 @@ async def _connection(tx: Any) -> Any:
 
 async def _require_transaction(conn: Any) -> None:
     pooled = conn.sync_connection.connection
-    if not conn.dialect.detect_autocommit_setting(pooled.dbapi_connection):
+    if not _commits_at_once(pooled, conn.dialect.driver):
         return
     # An engine whose "begin" event sends BEGIN itself (SQLAlchemy's recipe for SQLite) looks the same until it did.
     await conn.exec_driver_sql("select 1")
@@ -87,6 +87,14 @@ async def _require_transaction(conn: Any) -> None:
             "this SQLAlchemy connection is in AUTOCOMMIT, so there is no transaction to be part of: "
             "use another engine, or give None to commit at once"
         )
+
+
+def _commits_at_once(pooled: Any, driver: str) -> bool:
+    # Asked of the drivers: SQLAlchemy's own question is new in 2.0.43, and knows nothing of sqlite3's `autocommit`.
+    if driver == "asyncpg":
+        return bool(pooled.dbapi_connection.autocommit)
+    mode = getattr(pooled.driver_connection._conn, "autocommit", None)
+    return mode if isinstance(mode, bool) else pooled.driver_connection.isolation_level is None
 
 
 def _rows(result: Any) -> Rows:

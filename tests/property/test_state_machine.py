@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -29,6 +29,7 @@ from workq._task import Lease
 from workq.dialect import Connection, Dialect, Statements, Urgency
 
 T = TypeVar("T")
+Plant: TypeAlias = Callable[[Statements], Statements]
 
 SLACK = 25.0
 """Seconds that one sequence of steps may take: the model's time stands still meanwhile."""
@@ -138,6 +139,17 @@ SERVED: tuple[tuple[tuple[str, str], ...], ...] = (
 """The schedules of each node: one of them is served by the second only."""
 
 
+class Planted:
+    """A database with statements of the test's own."""
+
+    def __init__(self, db: Dialect, sql: Statements) -> None:
+        self._db = db
+        self.sql = sql
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+
 class World:
     """A database with its table, for many sequences one after the other."""
 
@@ -150,11 +162,9 @@ class World:
         self._lines: list[list[Connection]] = []
         self._own: Connection
 
-    async def open(self, stack: AsyncExitStack, plant: Callable[[Statements], Statements] | None) -> None:
+    async def open(self, stack: AsyncExitStack, plant: Plant) -> None:
         db: Dialect = await stack.enter_async_context(self.database.open())
-        if plant is not None:
-            db.__dict__["sql"] = plant(db.sql)
-        self.queue = workq.Queue(db, on_event=[self._tell])
+        self.queue = workq.Queue(cast(Dialect, Planted(db, plant(db.sql))), on_event=[self._tell])
         await self.queue.migrate()
         self._lines = [[db.connection("test") for _ in range(3)] for _ in SERVED]
         self._own = db.connection("test")
@@ -439,7 +449,7 @@ def is_near(seconds: float, wanted: int) -> bool:
 
 @contextmanager
 def machine_on(
-    database: Database, plant: Callable[[Statements], Statements] | None = None
+    database: Database, plant: Plant = lambda statements: statements
 ) -> Generator[type[Machine]]:
     """The machine for one database; `plant` changes its statements."""
     with asyncio.Runner() as runner:

@@ -297,7 +297,7 @@ def test_a_cause_that_counts_as_false_is_told() -> None:
     assert "Errors: empty" in describe(error)
 
 
-@pytest.mark.parametrize("notes", [7, [3, None], [object()], "text"], ids=repr)
+@pytest.mark.parametrize("notes", [7, [3, None], [object()], "text"], ids=["a number", "a list", "objects", "a text"])
 def test_odd_notes_do_no_harm(notes: Any) -> None:
     error = ValueError("message")
     error.__notes__ = notes

@@ -462,7 +462,11 @@ def test_the_smallest_settings_are_taken(queue: workq.Queue) -> None:
 async def an_async_hook(event: workq.Event) -> None: ...
 
 
-@pytest.mark.parametrize("hook", [an_async_hook, functools.partial(an_async_hook), "print", None], ids=str)
+@pytest.mark.parametrize(
+    "hook",
+    [an_async_hook, functools.partial(an_async_hook), "print", None],
+    ids=["async def", "partial", "a text", "nothing"],
+)
 def test_a_hook_is_a_plain_function(hook: object, db: workq.Dialect) -> None:
     with pytest.raises(TypeError, match="hook"):
         workq.Queue(db, on_event=[anything(hook)])
