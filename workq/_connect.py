@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import anyio
+
 if TYPE_CHECKING:
     from workq.dialect import Dialect
 
+logger = logging.getLogger("workq")
+
+CLOSE = 1.0
+"""Seconds that connections have to come back before they are cut."""
 POSTGRES = ("postgresql", "postgres", "postgresql+asyncpg")
 SQLITE = ("sqlite", "sqlite+aiosqlite")
 
@@ -66,12 +74,20 @@ async def _postgres(dsn: str, schema: str | None, table: str, pool_size: int, li
     adapter = _driver("workq_asyncpg", "asyncpg")
     # A pooler in transaction mode knows no prepared statements of a session.
     options: dict[str, object] = {} if listen else {"statement_cache_size": 0}
-    async with asyncpg.create_pool(dsn, min_size=1, max_size=pool_size, **options) as pool:
-        db = adapter.Postgres(pool, schema=schema, table=table, listen=listen)
+    pool = await asyncpg.create_pool(dsn, min_size=1, max_size=pool_size, **options)
+    db = adapter.Postgres(pool, schema=schema, table=table, listen=listen)
+    try:
+        yield db
+    finally:
         try:
-            yield db
+            with anyio.CancelScope(shield=True):
+                await db.flush()
+                async with asyncio.timeout(CLOSE):
+                    await pool.close()
+        except TimeoutError:
+            logger.warning("connect() was left while its connections were in use: was an executor not stopped?")
         finally:
-            await db.flush()
+            pool.terminate()
 
 
 @asynccontextmanager

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
-import anyio
-
-_OURS = tuple(str(Path(str(package.__file__)).parent) + os.sep for package in (anyio, sys.modules["workq"]))
+_OURS = str(Path(__file__).parent) + os.sep
 MAX_MESSAGE = 8 << 10
 MAX_KIND = 200
 MAX_MEMBERS = 60
@@ -49,12 +46,16 @@ def kind_of(error: BaseException) -> str:
         return "an error whose type has no name"
 
 
+def _short(error: BaseException) -> str:
+    return kind_of(error).rpartition(".")[2]
+
+
 def message_of(error: BaseException) -> str:
     """What `str` says of an error, and its notes, capped; what it raises instead, if it raises."""
     try:
         text = _pydantic_message(error) or str(error)
     except BaseException as mistake:
-        return f"<its __str__ raised {kind_of(mistake)}>"
+        return f"<its __str__ raised {_short(mistake)}>"
     try:
         text = "\n".join([text, *map(str, getattr(error, "__notes__", ()))])
     except BaseException:
@@ -89,7 +90,7 @@ def traceback_of(error: BaseException) -> str:
         if group is not None:
             text += "".join(_members(group))
         if current is not error:
-            text = f"caused by {kind_of(current)}: {capped(message_of(current), 500)}\n{text}"
+            text = f"caused by {_short(current)}: {capped(message_of(current), 500)}\n{text}"
         if text:
             parts.append(text)
         if current.__cause__ is not None:
@@ -100,7 +101,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 def _from_handler(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without the frames of workq (and of the thread) that led to the handler."""
+    """The traceback without the frames of workq that led to the handler."""
     found = trace
     while found is not None and found.tb_frame.f_code.co_filename.startswith(_OURS):
         found = found.tb_next
@@ -115,7 +116,7 @@ def _members(group: BaseExceptionGroup[BaseException]) -> list[str]:
         if not waiting:
             return lines
         depth, member = waiting.pop()
-        lines.append(f"{'  ' * min(depth, 20)}| {kind_of(member)}: {capped(message_of(member), 500)}\n")
+        lines.append(f"{'  ' * min(depth, 20)}| {_short(member)}: {capped(message_of(member), 500)}\n")
         try:
             lines.extend(traceback.format_tb(member.__traceback__, limit=-3))
         except Exception:
@@ -159,5 +160,5 @@ def storable(text: str) -> str:
 def one_line(error: BaseException) -> str:
     """For a log line: type and the first line of the message, escaped."""
     text = message_of(error).partition("\n")[0][:300]
-    kind = kind_of(error)
+    kind = _short(error)
     return f"{kind}: {text.encode('unicode_escape').decode()}" if text else kind

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
+import anyio
+
 from workq._checks import positive
 from workq._held import Holding
 from workq._hub import Local
@@ -156,11 +158,14 @@ class Executor:
             raise
 
     async def _stop_twice(self) -> None:
-        try:
-            await self.stop()
-        except asyncio.CancelledError:
-            await self.stop(0)
-            raise
+        # An anyio scope that is cancelled (a Starlette stream whose client left, say) cancels every await inside it;
+        # the shield keeps that out. A cancellation of the task itself passes, and means: hurry.
+        with anyio.CancelScope(shield=True):
+            try:
+                await self.stop()
+            except asyncio.CancelledError:
+                await self.stop(0)
+                raise
 
     async def __aenter__(self) -> Self:
         """Start."""
@@ -195,6 +200,8 @@ class Executor:
                 return
             except BaseException as error:
                 await stack.aclose()
+                if isinstance(error, asyncio.CancelledError):
+                    error = RuntimeError("the executor was stopped before it had started")
                 if not started.done():
                     started.set_exception(error)
                 return

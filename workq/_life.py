@@ -95,8 +95,7 @@ class Life:
             finally:
                 for loop in (claims, *others):
                     loop.cancel()
-                for job in self.workers.jobs:
-                    job.cancel()  # abandoned: it was asked before, or sits in a thread
+                self.workers.close()
 
     def stop(self, patience: float) -> None:
         """Begin to end: what runs has `patience` seconds. A later call may shorten that, not lengthen it."""

@@ -8,9 +8,6 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias, cast
 
-import anyio
-import anyio.to_thread
-
 from workq._describe import as_group
 from workq._ending import Raised
 from workq._errors import PayloadError
@@ -19,6 +16,7 @@ from workq._outcome import Done, Fail, Later, Outcome, Result, Skip
 from workq._spec import Handler
 from workq._store import parse_headers
 from workq._task import CURRENT, Completer, Task, task_of
+from workq._threads import Threads
 
 logger = logging.getLogger("workq")
 
@@ -27,7 +25,7 @@ Middleware: TypeAlias = Callable[[Task[Any], Next], Awaitable[Result]]
 
 
 async def run_once(
-    held: Held, middleware: Sequence[Middleware], threads: anyio.CapacityLimiter, complete: Completer
+    held: Held, middleware: Sequence[Middleware], threads: Threads, complete: Completer
 ) -> tuple[Outcome | None, str | PayloadError | None]:
     """Decode the payload and call the handler. Returns the outcome, and the payload to store.
 
@@ -59,9 +57,7 @@ def encoded(handler: Handler[Any, Any], task: Task[Any]) -> str | PayloadError:
         return PayloadError(f"the payload that the handler left cannot be stored: {error!r:.500}")
 
 
-async def _call(
-    held: Held, task: Task[Any], middleware: Sequence[Middleware], threads: anyio.CapacityLimiter
-) -> Outcome | None:
+async def _call(held: Held, task: Task[Any], middleware: Sequence[Middleware], threads: Threads) -> Outcome | None:
     handler = held.handler
     alarm = None
     if handler.timeout is not None:
@@ -81,9 +77,7 @@ async def _call(
     return outcome
 
 
-def wrapped(
-    handler: Handler[Any, Any], task: Task[Any], middleware: Sequence[Middleware], threads: anyio.CapacityLimiter
-) -> Next:
+def wrapped(handler: Handler[Any, Any], task: Task[Any], middleware: Sequence[Middleware], threads: Threads) -> Next:
     """The handler with the middleware round it, the first outermost."""
 
     async def innermost() -> Result:
@@ -91,11 +85,7 @@ def wrapped(
         if handler.is_async:
             result = await handler.function(task)
             return result
-        # Not cancelled with the job: the thread goes on anyway. abandon_on_cancel only lets a stop that must not
-        # wait any longer leave it behind.
-        returned, error = await anyio.to_thread.run_sync(
-            _caught, handler.function, task, limiter=threads, abandon_on_cancel=True
-        )
+        returned, error = await threads.run(handler.function, task)
         if error is not None:
             raise error
         result = await returned if inspect.isawaitable(returned) else returned
@@ -105,14 +95,6 @@ def wrapped(
     for layer in reversed(middleware):
         following = _layer(layer, task, following)
     return following
-
-
-def _caught(function: Callable[..., Any], task: Task[Any]) -> tuple[Any, BaseException | None]:
-    """Some kinds of error (StopIteration, for one) do not survive the way from a thread to the loop as such."""
-    try:
-        return function(task), None
-    except BaseException as error:
-        return None, error
 
 
 def _layer(layer: Middleware, task: Task[Any], following: Next) -> Next:

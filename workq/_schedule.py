@@ -14,6 +14,7 @@ from workq._spec import Handler, P, require_handler
 
 When: TypeAlias = Callable[[datetime], datetime]
 
+
 def every(*, seconds: float = 0, minutes: float = 0, hours: float = 0, days: float = 0) -> When:
     """The next run comes this long after the last one ended: elapsed time, whatever clocks are changed to.
 

@@ -9,8 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import anyio
-
 from workq._clock import Clock
 from workq._complete import complete
 from workq._describe import describe
@@ -24,6 +22,7 @@ from workq._run import raised, run_once
 from workq._settings import Settings
 from workq._store import Store
 from workq._task import Claimed, Task
+from workq._threads import Threads
 from workq.dialect import Transaction
 
 logger = logging.getLogger("workq")
@@ -51,7 +50,7 @@ class Workers:
         self._put = put
         self._redact = redact
         self._checked = checked
-        self._threads = anyio.CapacityLimiter(settings.workers)
+        self._threads = Threads()
         self.jobs: set[asyncio.Task[None]] = set()
         self.freed = asyncio.Event()
         """Set when a place became free, or there is room for outcomes again."""
@@ -72,6 +71,12 @@ class Workers:
             self._end(held, parked(claimed), None)
         else:
             self._start(held)
+
+    def close(self) -> None:
+        """Leave behind what still runs: it was asked to end, or sits in a thread."""
+        for job in self.jobs:
+            job.cancel()
+        self._threads.close()
 
     def _start(self, held: Held) -> None:
         # A context of its own for each run: nothing that a handler sets is seen by a later one.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 import aiosqlite
+import anyio
 
 from workq import sqlalchemy
 from workq.dialect import Params, Rows, Statement, Statements, Transaction, names, sqlite
@@ -69,13 +70,15 @@ class SQLite:
     async def __aexit__(self, *exc_info: object) -> None:
         """Write what `enqueue_soon` still holds, and close the file."""
         file = self._file
-        try:
-            for flush in self._flushes:
-                await flush()
-        finally:
-            self._file = None
-            if file is not None:
-                await file.close()
+        # In an anyio scope that is cancelled every await would fail, and an unclosed file keeps its threads.
+        with anyio.CancelScope(shield=True):
+            try:
+                for flush in self._flushes:
+                    await flush()
+            finally:
+                self._file = None
+                if file is not None:
+                    await file.close()
 
     def _opened(self) -> File:
         if self._file is None:

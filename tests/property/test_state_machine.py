@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 import workq
 from property import model
@@ -235,10 +235,41 @@ items = st.builds(
 which = st.integers(0, 20)
 node_numbers = st.integers(0, len(SERVED) - 1)
 delays = st.sampled_from([None, 0, 300])
+OPERATIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
+    "enqueue": (5, {"item": items}),
+    "enqueue_many": (1, {"batch": st.lists(items, min_size=2, max_size=4)}),
+    "register": (1, {"number": node_numbers}),
+    "claim": (8, {"number": node_numbers, "late": st.sampled_from([False, False, False, False, True])}),
+    "finish": (
+        5,
+        {
+            "which": which,
+            "outcome": st.sampled_from(["done", *model.ERRORS, "later"]),
+            "payload": st.integers(10, 99),
+        },
+    ),
+    "beat": (1, {"number": node_numbers}),
+    "expire": (5, {"which": which}),
+    "let_pass": (2, {"seconds": st.sampled_from([100, 300, 900])}),
+    "retry": (3, {"which": which, "delay": delays, "payload": st.none() | st.integers(100, 199)}),
+    "retry_all": (
+        1,
+        {"name": st.none() | names, "pattern": st.sampled_from(list(PATTERNS)), "limit": st.integers(1, 3)},
+    ),
+    "reschedule": (1, {"which": which, "delay": delays}),
+    "disable": (2, {"which": which}),
+    "delete": (1, {"which": which}),
+}
+"""How often each of them, and with what."""
 
 
-def has_rows(machine: Machine) -> bool:
-    return bool(machine.model.rows)
+def with_arguments(name: str) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
+    return st.tuples(st.just(name), st.fixed_dictionaries(OPERATIONS[name][1]))
+
+
+WEIGHED = [name for name, (weight, _) in OPERATIONS.items() for _ in range(weight)]
+# One rule for all: of many rules hypothesis would leave most out of a sequence.
+steps = st.sampled_from(WEIGHED).flatmap(with_arguments)
 
 
 class Machine(RuleBasedStateMachine):
@@ -261,6 +292,11 @@ class Machine(RuleBasedStateMachine):
 
         return self.world.run(done())
 
+    @rule(step=steps)
+    def step(self, step: tuple[str, dict[str, Any]]) -> None:
+        name, arguments = step
+        getattr(self, name)(**arguments)
+
     @property
     def queue(self) -> workq.Queue:
         return self.world.queue
@@ -282,7 +318,6 @@ class Machine(RuleBasedStateMachine):
 
     # -- producers
 
-    @rule(item=items)
     def enqueue(self, item: Item) -> None:
         id = self.do(self.queue.enqueue(None, item.name, item.payload, **item.options))
         self.stored(item, id)
@@ -290,7 +325,6 @@ class Machine(RuleBasedStateMachine):
             assert id > self.last_id
             self.last_id = id
 
-    @rule(batch=st.lists(items, min_size=2, max_size=4))
     def enqueue_many(self, batch: list[Item]) -> None:
         ids = self.do(
             self.queue.enqueue_many(None, [workq.NewTask(item.name, item.payload, **item.options) for item in batch])
@@ -302,7 +336,6 @@ class Machine(RuleBasedStateMachine):
         for item, id in zip(batch, ids, strict=True):
             self.stored(item, id)
 
-    @rule(number=node_numbers)
     def register(self, number: int) -> None:
         missing = self.model.missing(self.model_nodes[number])
         self.do(self.world.register(SERVED[number]))
@@ -313,7 +346,6 @@ class Machine(RuleBasedStateMachine):
 
     # -- executors
 
-    @rule(number=node_numbers, late=st.sampled_from([False, False, False, False, True]))
     def claim(self, number: int, late: bool) -> None:
         run, events = self.model.claim(self.model_nodes[number], late)
         gate = self.do(self.world.nodes[number].claim(late))
@@ -322,15 +354,14 @@ class Machine(RuleBasedStateMachine):
         if run is not None and gate is not None:
             self.gates[run] = gate
 
-    @precondition(lambda self: self.gates)
-    @rule(which=which, outcome=st.sampled_from(["done", *model.ERRORS, "later"]), payload=st.integers(10, 99))
     def finish(self, which: int, outcome: model.Outcome, payload: int) -> None:
+        if not self.gates:
+            return
         run = list(self.gates)[which % len(self.gates)]
         gate, number = self.gates.pop(run), self.model_nodes.index(run.node)
         self.events.update(self.model.finish(run, outcome, payload))
         self.do(self.world.nodes[number].end(gate, outcome, payload))
 
-    @rule(number=node_numbers)
     def beat(self, number: int) -> None:
         node = self.model_nodes[number]
         self.events.update(self.model.beat(node))
@@ -338,24 +369,20 @@ class Machine(RuleBasedStateMachine):
         for run in [run for run in self.gates if run.node is node and run not in node.runs]:
             assert self.gates.pop(run).job.done()
 
-    @precondition(lambda self: any(self.model.state(row) == "running" for row in self.model.rows.values()))
-    @rule(which=which)
     def expire(self, which: int) -> None:
         running = sorted(row.id for row in self.model.rows.values() if self.model.state(row) == "running")
+        if not running:
+            return
         id = running[which % len(running)]
         self.model.expire(id)
         self.do(self.world.expire(id))
 
-    @precondition(has_rows)
-    @rule(seconds=st.sampled_from([100, 300, 900]))
     def let_pass(self, seconds: int) -> None:
         self.model.now += seconds
         self.do(let_pass(self.world.database, seconds))
 
     # -- operators
 
-    @precondition(has_rows)
-    @rule(which=which, delay=delays, payload=st.none() | st.integers(100, 199))
     def retry(self, which: int, delay: int | None, payload: int | None) -> None:
         id = self.row(which, failed=True)
         wanted, events = self.model.retry(id, delay, payload)
@@ -369,32 +396,21 @@ class Machine(RuleBasedStateMachine):
             found = "taken"
         assert found == wanted
 
-    @rule(
-        name=st.none() | names,
-        pattern=st.sampled_from(list(PATTERNS)),
-        limit=st.integers(1, 3),
-    )
     def retry_all(self, name: str | None, pattern: str | None, limit: int) -> None:
         events = self.model.retry_all(lambda row: name in (None, row.name) and PATTERNS[pattern](row), limit)
         self.events.update(events)
         freed = self.do(self.queue.retry_all(None, target=name, error_like=pattern, limit=limit))
         assert freed == len(events)
 
-    @precondition(has_rows)
-    @rule(which=which, delay=delays)
     def reschedule(self, which: int, delay: int | None) -> None:
         id = self.row(which)
         at = None if delay is None else self.queue.hub.clock.now() + timedelta(seconds=delay)
         assert self.do(self.queue.reschedule(None, id, run_at=at)) == self.model.reschedule(id, delay)
 
-    @precondition(has_rows)
-    @rule(which=which)
     def disable(self, which: int) -> None:
         id = self.row(which, failed=False)
         assert self.do(self.queue.disable(None, id)) == self.model.disable(id)
 
-    @precondition(has_rows)
-    @rule(which=which)
     def delete(self, which: int) -> None:
         id = self.row(which)
         assert self.do(self.queue.delete(None, id)) == self.model.delete(id)
