@@ -85,7 +85,7 @@ class Hub:
     async def own(self, work: Callable[[Connection], Awaitable[T]], *, unsure: bool = False) -> T:
         """Run work on it. Raises the driver's errors; with `unsure`, OutcomeUnknown if the reply was lost."""
         try:
-            return await patiently(partial(self.in_loop().shared.run, work), self.clock.sleep)
+            return await patiently(partial(self.in_loop().shared.run, work), self.clock)
         except Interrupted as error:
             if unsure:
                 raise OutcomeUnknown("the reply to the INSERT was lost: the tasks may have been stored") from plainly(

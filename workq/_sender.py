@@ -89,7 +89,7 @@ class Sender:
             return await self._store.insert(connection, True, items)
 
         try:
-            ids = await patiently(partial(self._shared.run, insert), self._store.clock.sleep)
+            ids = await patiently(partial(self._shared.run, insert), self._store.clock)
         except Interrupted as error:
             self._failed(page, OutcomeUnknown(f"the reply to the INSERT was lost: {one_line(plainly(error))}"))
         except (Unreachable, Busy) as error:

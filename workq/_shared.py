@@ -7,13 +7,15 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from workq._backoff import growing
+from workq._clock import Clock
 from workq.dialect import Busy, Connection, Dialect, Interrupted, Unreachable
 
 T = TypeVar("T")
 
 LOCK_WAIT = 0.05
 """Seconds a statement waits for a foreign lock before it leaves the connection to others."""
-PATIENCE = 30.0
+PATIENCE = 15.0
+"""Seconds that `None` operations wait for somebody else's transaction in all."""
 IDLE = 0.05
 """Seconds without work after which the connection goes back: an application that closes its pool must not wait."""
 
@@ -72,23 +74,23 @@ class Shared:
         await self._close()
 
 
-async def patiently(attempt: Callable[[], Awaitable[T]], sleep: Callable[[float], Awaitable[None]]) -> T:
-    """Try again and again while somebody's transaction holds a row or key; meanwhile others have the connection.
+async def patiently(attempt: Callable[[], Awaitable[T]], clock: Clock) -> T:
+    """Try again and again while somebody's transaction holds a row, a key or SQLite's writer; meanwhile others have
+    the connection.
 
     Raises Busy after PATIENCE seconds: perhaps it is the caller's own transaction.
     """
-    waited = 0.0
+    since = clock.monotonic()
     for pause in growing(0.01, 0.25):
         try:
             return await attempt()
         except Busy as error:
-            if waited > PATIENCE:
+            if clock.monotonic() - since > PATIENCE:
                 raise Busy(
-                    f"another open transaction has held the row or key for {PATIENCE:g} s; "
-                    "is it your own? Then give it as tx, instead of None"
+                    f"another open transaction has held what this needs for {PATIENCE:g} s; "
+                    "if it is your own, give its connection as tx, instead of None"
                 ) from error.__cause__
-        await sleep(pause)
-        waited += pause + LOCK_WAIT
+        await clock.sleep(pause)
     raise AssertionError("unreachable")
 
 

@@ -25,6 +25,7 @@ from support import (
     Wire,
     eventually,
     hooked,
+    told,
 )
 from workq.dialect import Dialect
 
@@ -439,7 +440,7 @@ async def test_the_same_version_under_another_token_is_another_claim(end: Ending
             stale.runs.go.set()
             await stale.events.until("lost")
             assert await holder(database, id) == before
-        assert stale.events.kinds() == ["enqueued", "started", "lost"]
+        assert told(stale.events) == ["enqueued", "started", "lost"]
 
 
 @pytest.mark.parametrize("how", ["taken over", "deleted"])
@@ -501,7 +502,7 @@ async def test_a_lost_task_in_a_thread_runs_on_and_its_end_changes_nothing(datab
             free.set()
             await eventually_true(lambda: executor.health().running == 0)
             assert await holder(database, id) == before
-        assert node.events.kinds() == ["enqueued", "started", "lost"]
+        assert told(node.events) == ["enqueued", "started", "lost"]
 
 
 @pytest.mark.parametrize("then", ["returns", "awaits"])
@@ -555,7 +556,7 @@ async def test_a_handler_that_blocks_the_loop_past_its_lease_cannot_finish_what_
             await asyncio.to_thread(thread.join, SOON)
         assert elsewhere == [7]
         assert cancelled == ([True] if then == "awaits" else [])
-        assert events.kinds() == ["enqueued", "started", "lost"]
+        assert told(events) == ["enqueued", "started", "lost"]
         assert await queue.find() == []
 
 
@@ -677,7 +678,7 @@ async def test_a_running_task_whose_deletion_rolls_back_ends_as_if_nothing_had_b
                 await app.rollback()
             await node.events.until("completed")
         assert node.runs.started == Counter({1: 1})
-        assert node.events.kinds() == ["enqueued", "started", "completed"]
+        assert told(node.events) == ["enqueued", "started", "completed"]
 
 
 async def test_a_claim_of_what_runs_here_renews_the_lease_instead_of_starting_twice(database: Database) -> None:
@@ -700,7 +701,7 @@ async def test_a_claim_of_what_runs_here_renews_the_lease_instead_of_starting_tw
             await node.events.until("completed")
         assert node.runs.started == Counter({1: 1})
         assert await node.queue.find() == []
-        assert node.events.kinds() == ["enqueued", "started", "completed"]
+        assert told(node.events) == ["enqueued", "started", "completed"]
 
 
 # -- crash loop
@@ -900,7 +901,7 @@ async def test_what_a_claim_brought_too_late_is_handed_back_instead_of_started(d
             assert (await row_of(node.queue, id)).lost == 0
             node.runs.go.set()
             await node.events.until("completed")
-        assert node.events.kinds() == ["enqueued", "released", "started", "completed"]
+        assert told(node.events) == ["enqueued", "released", "started", "completed"]
 
 
 async def test_a_claim_whose_reply_was_lost_is_taken_up_at_once_and_counts_as_no_crash(database: Database) -> None:
@@ -941,7 +942,7 @@ async def test_an_end_whose_reply_was_lost_is_written_and_told_once(end: Ending,
         assert dropped.times == 1
         again = ["failed", "started"] if end is retries else ["released", "started"] if end is comes_later else []
         last = "failed" if end is raises else "completed"
-        assert node.events.kinds() == ["enqueued", "started", *again, last]
+        assert told(node.events) == ["enqueued", "started", *again, last]
 
 
 async def test_a_hand_back_leaves_attempts_and_the_last_error(database: Database) -> None:
@@ -962,7 +963,7 @@ async def test_a_hand_back_leaves_attempts_and_the_last_error(database: Database
         row = await row_of(node.queue, id)
         assert (row.state, row.attempt, row.lost, row.locked_until) == ("waiting", 1, 0, None)
         assert "the first time" in (row.error or "")
-        assert node.events.kinds() == ["enqueued", "started", "failed", "started", "released"]
+        assert told(node.events) == ["enqueued", "started", "failed", "started", "released"]
         other.runs.go.set()
         async with other.executor():
             started = await other.events.until("started")

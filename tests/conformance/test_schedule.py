@@ -568,7 +568,7 @@ async def test_a_schedule_function_that_goes_wrong_after_a_run_fails_the_row_wit
             row = await row_of(queue)
         assert (row.state, row.payload["page"], row.error) == ("waiting", 3, None)
         assert close(row.run_at, datetime.now(UTC) + HOUR)
-        assert events.kinds() == ["started", "failed", "retried", "started", "completed"]
+        assert Counter(events.kinds()) == Counter(started=2, failed=1, retried=1, completed=1)
 
 
 # -- changes by hand
@@ -624,7 +624,7 @@ async def test_a_disabled_one_stays_disabled_over_a_restart_until_retry(database
             assert (row.id, row.state, row.error) == (id, "failed", "disabled")
             assert await queue.retry(None, id)
             await events.until("completed")
-        assert events.kinds() == ["retried", "started", "completed"]
+        assert Counter(events.kinds()) == Counter(retried=1, started=1, completed=1)
 
 
 async def test_a_row_that_is_not_scheduled_here_rests(database: Database) -> None:

@@ -31,6 +31,7 @@ from support import (
     Wire,
     eventually,
     hooked,
+    told,
 )
 from workq.dialect import Dialect
 
@@ -316,7 +317,7 @@ async def test_beats_go_on_while_stop_waits(database: Database) -> None:
                 assert not stopping.done()
                 runs.go.set()
                 await stopping
-        assert events.kinds() == ["enqueued", "started", "completed"]
+        assert told(events) == ["enqueued", "started", "completed"]
         assert theirs.started == Counter()
 
 
@@ -441,7 +442,7 @@ async def test_a_handler_that_cleans_up_for_a_moment_is_handed_back_when_it_has_
         await executor.stop(0)
         assert cleaned == ["running"]
         assert (await row_of(queue, id)).state == "waiting"
-        assert events.kinds() == ["enqueued", "started", "released"]
+        assert told(events) == ["enqueued", "started", "released"]
 
 
 async def test_stop_leaves_behind_a_handler_that_swallows_its_cancellation_and_names_it(
@@ -491,7 +492,7 @@ async def test_stop_leaves_behind_a_handler_that_swallows_its_cancellation_and_n
             assert theirs.started == Counter([1])
         finally:
             free.set()
-    assert events.kinds()[:2] == ["enqueued", "started"]
+    assert told(events)[:2] == ["enqueued", "started"]
     assert {"completed", "released", "failed"} & {event.kind for event in events if event.id == id} == set()
 
 
@@ -548,7 +549,7 @@ async def test_stop_waits_for_a_plain_def_that_ends_in_time(database: Database) 
         free.set()
         await stopping
         assert await queue.find() == []
-    assert events.kinds() == ["enqueued", "started", "completed"]
+    assert told(events) == ["enqueued", "started", "completed"]
 
 
 async def test_after_stop_no_thread_is_left(database: Database) -> None:
@@ -922,7 +923,8 @@ import workq
 URL, SCHEMA = sys.argv[1], sys.argv[2] or None
 
 def say(*words):
-    print(*words, flush=True)
+    sys.stdout.write(" ".join(map(str, words)) + "\\n")  # in one piece: threads speak too
+    sys.stdout.flush()
 
 def connect():
     return workq.connect(URL, schema=SCHEMA)
@@ -1035,7 +1037,6 @@ async def test_the_first_signal_lets_running_tasks_end(
         await program.until("started")
         await program.until("started")
         program.process.send_signal(number)
-        later = await enqueued(queue, "slow", 0)
         await program.until("served True")
         await program.until("returned")
         await program.ended(2)
@@ -1046,8 +1047,6 @@ async def test_the_first_signal_lets_running_tasks_end(
     assert await queue.get(slow) is None
     assert plain is not None
     assert await queue.get(plain) is None
-    left = await queue.get(later)
-    assert left is None or left.state == "waiting"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
