@@ -85,7 +85,12 @@ class Claimer:
         if len(page) < room and now - self._looked_for_suspects >= self._poll_interval / 2:
             self._looked_for_suspects = now
             if not any(held.claimed.lost >= SUSPECT for held in self._holding):
-                page += await self._claim(1, START, suspects=True)
+                try:
+                    page += await self._claim(1, START, suspects=True)
+                except Exception:
+                    if not page:
+                        raise
+                    # What was claimed is started first; the next claim meets the same trouble and tells of it.
         alive_until = now + self._lease.total_seconds()
         return [task for task in page if not self._holding.renew(task.lease, alive_until)]
 

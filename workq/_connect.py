@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import os
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import anyio
+
+from workq._process import require_process, to_its_end
 
 if TYPE_CHECKING:
     from workq.dialect import Dialect
@@ -74,20 +77,27 @@ async def _postgres(dsn: str, schema: str | None, table: str, pool_size: int, li
     adapter = _driver("workq_asyncpg", "asyncpg")
     # A pooler in transaction mode knows no prepared statements of a session.
     options: dict[str, object] = {} if listen else {"statement_cache_size": 0}
+    pid = os.getpid()
     pool = await asyncpg.create_pool(dsn, min_size=1, max_size=pool_size, **options)
     db = adapter.Postgres(pool, schema=schema, table=table, listen=listen)
+    db.reserve(0)()  # its connections are open: from here on it belongs to this process
     try:
         yield db
     finally:
-        try:
-            with anyio.CancelScope(shield=True):
-                await db.flush()
-                async with asyncio.timeout(CLOSE):
-                    await pool.close()
-        except TimeoutError:
-            logger.warning("connect() was left while its connections were in use: was an executor not stopped?")
-        finally:
-            pool.terminate()
+        require_process(pid)  # the sockets are the parent's to close
+        with anyio.CancelScope(shield=True):
+            await to_its_end(_close(db, pool))
+
+
+async def _close(db: Any, pool: Any) -> None:
+    try:
+        await db.flush()
+        async with asyncio.timeout(CLOSE):
+            await pool.close()
+    except TimeoutError:
+        logger.warning("connect() was left while its connections were in use: was an executor not stopped?")
+    finally:
+        pool.terminate()
 
 
 @asynccontextmanager

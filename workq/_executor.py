@@ -125,6 +125,8 @@ class Executor:
         except BaseException:
             supervisor.cancel()
             await asyncio.wait([supervisor], timeout=2)
+            if started.done() and not started.cancelled():
+                started.exception()  # a cancelled caller does not ask for it
             raise
 
     async def stop(self, timeout: float | None = None) -> None:

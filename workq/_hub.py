@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from workq._errors import OutcomeUnknown
 from workq._event import Event, EventKind, Hook, tell
 from workq._held import Holding
 from workq._new import Item
+from workq._process import require_process
 from workq._sender import Sender
 from workq._shared import Shared, patiently, plainly
 from workq._store import Repaired, Store, parse_headers
@@ -43,6 +45,7 @@ class _InLoop:
 
     def __init__(self, dialect: Dialect, store: Store, stored: Callable[[Item, int], None]) -> None:
         self.loop = asyncio.get_running_loop()
+        self.pid = os.getpid()
         self.shared = Shared(dialect)
         self.sender = Sender(store, self.shared, stored)
         self.announcer = Announcer(dialect, self.shared)
@@ -72,6 +75,8 @@ class Hub:
     def in_loop(self) -> _InLoop:
         """The part that belongs to the running loop. Raises RuntimeError if another loop uses the queue."""
         state, loop = self._state, asyncio.get_running_loop()
+        if state is not None:
+            require_process(state.pid)
         if state is not None and state.loop is not loop:
             if not state.loop.is_closed():
                 raise RuntimeError("this Queue is in use in another event loop: make one for each loop")

@@ -132,6 +132,7 @@ class Life:
         """The deadline has passed: cancel what runs, and give it and the last writes a moment."""
         for held in self._holding:
             held.cancel("stop")
+        until = self._clock.monotonic() + GRACE + LAST_WRITES
         running = [held.job for held in self._holding if held.job is not None and held.handler.is_async]
         if running:
             await asyncio.wait(running, timeout=GRACE)
@@ -139,7 +140,7 @@ class Life:
             if held.running:
                 self._reporter.abandoned(held)
                 self._holding.remove(held)
-        await asyncio.wait([emptied], timeout=LAST_WRITES)
+        await asyncio.wait([emptied], timeout=until - self._clock.monotonic())
 
     # -- the loops: each pass is a method of a stage, which a test can call once
 

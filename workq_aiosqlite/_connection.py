@@ -11,6 +11,7 @@ from typing import Any
 
 import aiosqlite
 
+from workq._process import require_process
 from workq.dialect import Busy, Params, Rows, Statement, UniqueViolation, Unreachable, Urgency
 from workq_aiosqlite._bind import bound, read
 from workq_aiosqlite._turn import turn_of
@@ -104,8 +105,7 @@ class SQLiteConnection:
 
     async def fetch(self, statement: Statement, params: Params, urgency: Urgency) -> Rows:
         """Run one statement in a transaction of its own."""
-        if os.getpid() != self._pid:
-            raise RuntimeError("this SQLite file was opened before a fork, which can corrupt it: open it in the child")
+        require_process(self._pid)
         if self._file is None:
             raise Unreachable("the SQLite file is not open")
         return await self._file.fetch(statement, params, urgency, self._first)

@@ -15,6 +15,7 @@ import aiosqlite
 import anyio
 
 from workq import sqlalchemy
+from workq._process import require_process, to_its_end
 from workq.dialect import Params, Rows, Statement, Statements, Transaction, names, sqlite
 from workq.sqlalchemy import is_sqlalchemy
 from workq_aiosqlite._bind import bound, read
@@ -45,6 +46,7 @@ class SQLite:
         self._path = Path(text)
         self._sql = sqlite(names("main", table))
         self._file: File | None = None
+        self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._flushes: list[Callable[[], Awaitable[None]]] = []
 
@@ -64,23 +66,29 @@ class SQLite:
             await writer.close()
             raise
         self._file = File(self._path, writer, reader)
+        self._pid = os.getpid()
         self._loop = asyncio.get_running_loop()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         """Write what `enqueue_soon` still holds, and close the file."""
-        file = self._file
+        require_process(self._pid)  # the handle is the parent's to close
         # In an anyio scope that is cancelled every await would fail, and an unclosed file keeps its threads.
         with anyio.CancelScope(shield=True):
-            try:
-                for flush in self._flushes:
-                    await flush()
-            finally:
-                self._file = None
-                if file is not None:
-                    await file.close()
+            await to_its_end(self._close())
+
+    async def _close(self) -> None:
+        try:
+            for flush in self._flushes:
+                await flush()
+        finally:
+            file, self._file = self._file, None
+            if file is not None:
+                await file.close()
 
     def _opened(self) -> File:
+        if self._file is not None:
+            require_process(self._pid)
         if self._file is None:
             raise RuntimeError(f"{self._path} is not open: use `async with SQLite(path) as db:` or workq.connect(url)")
         if self._loop is not asyncio.get_running_loop():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import asyncpg
 
+from workq._process import require_process
 from workq.dialect import Busy, Interrupted, Params, Rows, Statement, UniqueViolation, Unreachable, Urgency
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ GONE = (
     asyncpg.CannotConnectNowError,
     asyncpg.DatabaseDroppedError,
     asyncpg.IdleSessionTimeoutError,
-    asyncpg.InterfaceError,
     OSError,
 )
 """Errors after which nothing is known about the statement, and the connection is of no use."""
@@ -59,8 +59,7 @@ class PostgresConnection:
 
     async def fetch(self, statement: Statement, params: Params, urgency: Urgency) -> Rows:
         """Run one statement in a transaction of its own."""
-        if os.getpid() != self._pid:
-            raise RuntimeError("this connection was opened before a fork: make the pool and the queue in the child")
+        require_process(self._pid)
         deadline = asyncio.get_running_loop().time() + urgency.timeout
         pauses = 0.002
         while True:
@@ -99,11 +98,12 @@ class PostgresConnection:
             end(raw)
             await self._pool.expire_connections()
             raise Interrupted(f"{self._purpose}: the server became read-only") from error
-        except GONE as error:
-            if isinstance(error, asyncpg.InterfaceError) and not ended(raw):
-                raise  # the driver refused the statement: nothing was sent
-            end(raw)
-            raise Interrupted(f"{self._purpose}: the connection broke or was too slow") from error
+        except Exception as error:
+            # Whatever a driver raises from a connection that ended under it says nothing about the statement.
+            if isinstance(error, GONE) or ended(raw):
+                end(raw)
+                raise Interrupted(f"{self._purpose}: the connection broke or was too slow") from error
+            raise
         finally:
             alarm.cancel()
             self._busy = False

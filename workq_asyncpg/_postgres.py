@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
 from workq import sqlalchemy
+from workq._process import require_process
 from workq.dialect import Params, Rows, Statement, Statements, Transaction, UniqueViolation, names, postgres
 from workq.sqlalchemy import is_sqlalchemy
 from workq_asyncpg._bell import Doorbell, listen_on
@@ -47,6 +49,7 @@ class Postgres:
         if not isinstance(pool, asyncpg.Pool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"Postgres() takes a pool made by asyncpg.create_pool(...), not {type(pool).__name__}")
         self._pool = pool
+        self._pid: int | None = None
         self._names = names("public" if schema is None else schema, table)
         self._listen = listen
         statements = postgres(self._names)
@@ -61,6 +64,7 @@ class Postgres:
 
     async def fetch(self, statement: Statement, params: Params, tx: Transaction) -> Rows:
         """Run one statement on the caller's connection."""
+        self._here()
         arguments = statement.positional(params)
         if is_sqlalchemy(tx):
             return await sqlalchemy.run(tx, "asyncpg", statement, tuple(arguments))
@@ -87,10 +91,12 @@ class Postgres:
 
     def connection(self, purpose: str, *, first: bool = False) -> PostgresConnection:
         """A connection for one loop."""
+        self._here()
         return PostgresConnection(self._pool, purpose)
 
     def reserve(self, connections: int) -> Callable[[], None]:
         """Count on so many connections of the pool."""
+        self._here()
         at, size = id(self._pool), self._pool.get_max_size()
         needed = reserved[at] + connections
         if needed > size:
@@ -113,6 +119,7 @@ class Postgres:
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[Transaction]:
         """A transaction that excludes every other one made here."""
+        self._here()
         async with self._pool.acquire() as conn, conn.transaction():
             # Held until the commit. CREATE ... IF NOT EXISTS is not safe against itself.
             await conn.execute("select pg_advisory_xact_lock($1)", MIGRATIONS)
@@ -129,6 +136,12 @@ class Postgres:
             await listen_on(self._pool, self._names.channel, heard)
         else:
             await asyncio.Event().wait()
+
+    def _here(self) -> None:
+        """One process from the first use on; before that it may be made anywhere, for a server that forks, say."""
+        if self._pid is None:
+            self._pid = os.getpid()
+        require_process(self._pid)
 
     def at_close(self, flush: Callable[[], Awaitable[None]]) -> None:
         """Remember what is to be written before `workq.connect` closes the pool."""

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,15 +38,19 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.touch()
+        self._read = 0
+        self._lines: defaultdict[str, list[Line]] = defaultdict(list)
 
     def lines(self, what: str, pid: int | None = None) -> list[Line]:
         """The lines of one kind, in the order of writing."""
-        found: list[Line] = []
-        for text in self.path.read_text().splitlines():
+        with self.path.open("rb") as file:
+            file.seek(self._read)
+            new = file.read()
+        self._read += len(new)
+        for text in new.decode().splitlines():
             kind, id, writer, monotonic, wall = text.split()
-            if kind == what and pid in (None, int(writer)):
-                found.append(Line(kind, int(id), int(writer), float(monotonic), float(wall)))
-        return found
+            self._lines[kind].append(Line(kind, int(id), int(writer), float(monotonic), float(wall)))
+        return [line for line in self._lines[what] if pid in (None, line.pid)]
 
     def times(self, what: str) -> Counter[int]:
         """How often it happened, by task."""

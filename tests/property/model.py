@@ -166,6 +166,10 @@ class Model:
         """A lease runs out."""
         self.rows[id].locked_until = self.now
 
+    def die(self, node: Node) -> None:
+        """A process is gone; another one is in its place. Its leases go on until they run out."""
+        node.runs.clear()
+
     # -- executors
 
     def claim(self, node: Node, late: bool) -> tuple[Run | None, Events]:
@@ -177,7 +181,7 @@ class Model:
             return None, []
         row.lost += row.locked_until is not None
         row.locked_until = self.now + LEASE
-        if row.holder is not None and row.holder.node is node:
+        if row.holder is not None and row.holder in node.runs:
             return None, []  # it runs here: its lease is renewed
         row.holder = None
         if late:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 import workq
 from property import model
@@ -182,9 +182,15 @@ class World:
             await node.leave()
         await self.database.rows("delete from {table}")
         self.told.clear()
-        self.nodes = [
-            Node(self.queue, schedules, lines) for schedules, lines in zip(SERVED, self._lines, strict=True)
-        ]
+        self.nodes = [self._node(number) for number in range(len(SERVED))]
+
+    def _node(self, number: int) -> Node:
+        return Node(self.queue, SERVED[number], self._lines[number])
+
+    async def replace(self, number: int) -> None:
+        """A new executor that knows nothing, in the place of one that is gone."""
+        await self.nodes[number].leave()
+        self.nodes[number] = self._node(number)
 
     async def register(self, schedules: tuple[tuple[str, str], ...]) -> None:
         """What `start` does for its schedules."""
@@ -235,41 +241,45 @@ items = st.builds(
 which = st.integers(0, 20)
 node_numbers = st.integers(0, len(SERVED) - 1)
 delays = st.sampled_from([None, 0, 300])
-OPERATIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
-    "enqueue": (5, {"item": items}),
-    "enqueue_many": (1, {"batch": st.lists(items, min_size=2, max_size=4)}),
-    "register": (1, {"number": node_numbers}),
-    "claim": (8, {"number": node_numbers, "late": st.sampled_from([False, False, False, False, True])}),
-    "finish": (
-        5,
-        {
-            "which": which,
-            "outcome": st.sampled_from(["done", *model.ERRORS, "later"]),
-            "payload": st.integers(10, 99),
-        },
-    ),
-    "beat": (1, {"number": node_numbers}),
-    "expire": (5, {"which": which}),
-    "let_pass": (2, {"seconds": st.sampled_from([100, 300, 900])}),
-    "retry": (3, {"which": which, "delay": delays, "payload": st.none() | st.integers(100, 199)}),
-    "retry_all": (
-        1,
-        {"name": st.none() | names, "pattern": st.sampled_from(list(PATTERNS)), "limit": st.integers(1, 3)},
-    ),
-    "reschedule": (1, {"which": which, "delay": delays}),
-    "disable": (2, {"which": which}),
-    "delete": (1, {"which": which}),
+ARGUMENTS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
+    "enqueue": {"item": items},
+    "enqueue_many": {"batch": st.lists(items, min_size=2, max_size=4)},
+    "register": {"number": node_numbers},
+    "claim": {"number": node_numbers, "late": st.sampled_from([False, False, False, False, True])},
+    "vanish": {"number": node_numbers},
+    "die": {"number": node_numbers},
+    "finish": {
+        "which": which,
+        "outcome": st.sampled_from(["done", *model.ERRORS, "later"]),
+        "payload": st.integers(10, 99),
+    },
+    "beat": {"number": node_numbers},
+    "expire": {"which": which},
+    "let_pass": {"seconds": st.sampled_from([100, 300, 900])},
+    "retry": {"which": which, "delay": delays, "payload": st.none() | st.integers(100, 199)},
+    "retry_all": {"name": st.none() | names, "pattern": st.sampled_from(list(PATTERNS)), "limit": st.integers(1, 3)},
+    "reschedule": {"which": which, "delay": delays},
+    "disable": {"which": which},
+    "delete": {"which": which},
 }
-"""How often each of them, and with what."""
+MOODS: dict[str, dict[str, int]] = {
+    "a good day": {"enqueue": 4, "claim": 8, "finish": 8, "let_pass": 3},
+    "crashes": {"vanish": 20, "claim": 6, "finish": 3, "beat": 2, "expire": 3, "let_pass": 3},
+    "operators": {"claim": 4, "finish": 4, "expire": 3, "retry": 6, "disable": 5, "reschedule": 3, "delete": 2},
+}
+"""How much more often than once in a while each operation comes."""
 
 
 def with_arguments(name: str) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
-    return st.tuples(st.just(name), st.fixed_dictionaries(OPERATIONS[name][1]))
+    return st.tuples(st.just(name), st.fixed_dictionaries(ARGUMENTS[name]))
 
 
-WEIGHED = [name for name, (weight, _) in OPERATIONS.items() for _ in range(weight)]
-# One rule for all: of many rules hypothesis would leave most out of a sequence.
-steps = st.sampled_from(WEIGHED).flatmap(with_arguments)
+def steps_in(mood: str) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
+    names = [name for name in ARGUMENTS for _ in range(1 + MOODS[mood].get(name, 0))]
+    return st.sampled_from(names).flatmap(with_arguments)
+
+
+STEPS = {mood: steps_in(mood) for mood in MOODS}
 
 
 class Machine(RuleBasedStateMachine):
@@ -284,7 +294,11 @@ class Machine(RuleBasedStateMachine):
         self.gates: dict[model.Run, Gate] = {}
         self.events = Counter[tuple[str, int]]()
         self.last_id = 0
+        self.mood = ""
         self.world.run(self.world.begin())
+        for name in ("plain", "again"):
+            self.enqueue(Item(name, "k", 0, 0, 0))
+        self.register(1)
 
     def do(self, operation: Awaitable[T]) -> T:
         async def done() -> T:
@@ -292,9 +306,14 @@ class Machine(RuleBasedStateMachine):
 
         return self.world.run(done())
 
-    @rule(step=steps)
-    def step(self, step: tuple[str, dict[str, Any]]) -> None:
-        name, arguments = step
+    @initialize(mood=st.sampled_from(list(MOODS)))
+    def begin(self, mood: str) -> None:
+        self.mood = mood
+
+    # One rule for all: of many rules hypothesis would leave most out of a sequence.
+    @rule(data=st.data())
+    def step(self, data: st.DataObject) -> None:
+        name, arguments = data.draw(STEPS[self.mood])
         getattr(self, name)(**arguments)
 
     @property
@@ -346,13 +365,28 @@ class Machine(RuleBasedStateMachine):
 
     # -- executors
 
-    def claim(self, number: int, late: bool) -> None:
+    def claim(self, number: int, late: bool) -> model.Run | None:
         run, events = self.model.claim(self.model_nodes[number], late)
         gate = self.do(self.world.nodes[number].claim(late))
         self.events.update(events)
         assert (gate and gate.id) == (run and run.id)
         if run is not None and gate is not None:
             self.gates[run] = gate
+        return run
+
+    def vanish(self, number: int) -> None:
+        """A claim by a process that dies, and its lease runs out."""
+        run = self.claim(number, False)
+        self.die(number)
+        if run is not None:
+            self.run_out(run.id)
+
+    def die(self, number: int) -> None:
+        """A process ends as by kill -9, and a new one takes its place."""
+        node = self.model_nodes[number]
+        self.model.die(node)
+        self.do(self.world.replace(number))
+        self.gates = {run: gate for run, gate in self.gates.items() if run.node is not node}
 
     def finish(self, which: int, outcome: model.Outcome, payload: int) -> None:
         if not self.gates:
@@ -373,7 +407,9 @@ class Machine(RuleBasedStateMachine):
         running = sorted(row.id for row in self.model.rows.values() if self.model.state(row) == "running")
         if not running:
             return
-        id = running[which % len(running)]
+        self.run_out(running[which % len(running)])
+
+    def run_out(self, id: int) -> None:
         self.model.expire(id)
         self.do(self.world.expire(id))
 
