@@ -123,8 +123,11 @@ class Executor:
         try:
             await asyncio.shield(started)
         except BaseException:
-            supervisor.cancel()
-            await asyncio.wait([supervisor], timeout=2)
+            if self._life is None:
+                supervisor.cancel()
+                await asyncio.wait([supervisor], timeout=2)
+            else:
+                await self.stop(0)  # it had started already: what it claimed is handed back
             if started.done() and not started.cancelled():
                 started.exception()  # a cancelled caller does not ask for it
             raise

@@ -265,6 +265,7 @@ ARGUMENTS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
 MOODS: dict[str, dict[str, int]] = {
     "a good day": {"enqueue": 4, "claim": 8, "finish": 8, "let_pass": 3},
     "crashes": {"vanish": 20, "claim": 6, "finish": 3, "beat": 2, "expire": 3, "let_pass": 3},
+    "slow handlers": {"claim": 12, "finish": 10, "expire": 10, "disable": 2, "let_pass": 2},
     "operators": {"claim": 4, "finish": 4, "expire": 3, "retry": 6, "disable": 5, "reschedule": 3, "delete": 2},
 }
 """How much more often than once in a while each operation comes."""
