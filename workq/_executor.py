@@ -45,6 +45,10 @@ class Health:
     """The last successful write of finished tasks (None: none has finished yet)."""
 
 
+class StoppedEarly(RuntimeError):
+    """`start` did not come to its end, because `stop` was called meanwhile."""
+
+
 class Executor:
     """Runs the tasks of one queue with a pool of workers. (W: New, Start, Stop; Q: Worker.)
 
@@ -206,7 +210,7 @@ class Executor:
             except BaseException as error:
                 await stack.aclose()
                 if isinstance(error, asyncio.CancelledError):
-                    error = RuntimeError("the executor was stopped before it had started")
+                    error = StoppedEarly("the executor was stopped before it had started")
                 if not started.done():
                     started.set_exception(error)
                 return

@@ -7,10 +7,10 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from workq._executor import Executor
+from workq._executor import Executor, StoppedEarly
 
 logger = logging.getLogger("workq")
 
@@ -37,7 +37,7 @@ async def serve(*executors: Executor) -> None:
             signalled.cancel()
             await _stop(executors, running, asked)
     for task in running:
-        if not task.cancelled():
+        with suppress(asyncio.CancelledError, StoppedEarly):
             task.result()
 
 
