@@ -19,6 +19,7 @@ import aiosqlite
 import asyncpg
 import pytest
 import pytest_asyncio
+
 from support import PostgresDatabase
 
 ROOT = Path(__file__).parents[1]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from workq._names import Names, names
+from workq._process import require_process, to_its_end
 from workq._sql import Statement, Statements, postgres, sqlite
 
 __all__ = [
@@ -30,7 +31,9 @@ __all__ = [
     "Busy",
     "names",
     "postgres",
+    "require_process",
     "sqlite",
+    "to_its_end",
 ]
 
 Row: TypeAlias = Sequence[Any]

@@ -11,8 +11,16 @@ from typing import Any
 
 import aiosqlite
 
-from workq._process import require_process
-from workq.dialect import Busy, Params, Rows, Statement, UniqueViolation, Unreachable, Urgency
+from workq.dialect import (
+    Busy,
+    Params,
+    Rows,
+    Statement,
+    UniqueViolation,
+    Unreachable,
+    Urgency,
+    require_process,
+)
 from workq_aiosqlite._bind import bound, read
 from workq_aiosqlite._turn import turn_of
 

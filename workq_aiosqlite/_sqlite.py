@@ -15,8 +15,17 @@ import aiosqlite
 import anyio
 
 from workq import sqlalchemy
-from workq._process import require_process, to_its_end
-from workq.dialect import Params, Rows, Statement, Statements, Transaction, names, sqlite
+from workq.dialect import (
+    Params,
+    Rows,
+    Statement,
+    Statements,
+    Transaction,
+    names,
+    require_process,
+    sqlite,
+    to_its_end,
+)
 from workq.sqlalchemy import is_sqlalchemy
 from workq_aiosqlite._bind import bound, read
 from workq_aiosqlite._connection import File, SQLiteConnection, opened, persistently

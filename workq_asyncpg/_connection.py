@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import asyncpg
 
-from workq._process import require_process
-from workq.dialect import Busy, Interrupted, Params, Rows, Statement, UniqueViolation, Unreachable, Urgency
+from workq.dialect import (
+    Busy,
+    Interrupted,
+    Params,
+    Rows,
+    Statement,
+    UniqueViolation,
+    Unreachable,
+    Urgency,
+    require_process,
+)
 
 if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy

@@ -15,8 +15,17 @@ import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
 from workq import sqlalchemy
-from workq._process import require_process
-from workq.dialect import Params, Rows, Statement, Statements, Transaction, UniqueViolation, names, postgres
+from workq.dialect import (
+    Params,
+    Rows,
+    Statement,
+    Statements,
+    Transaction,
+    UniqueViolation,
+    names,
+    postgres,
+    require_process,
+)
 from workq.sqlalchemy import is_sqlalchemy
 from workq_asyncpg._bell import Doorbell, listen_on
 from workq_asyncpg._connection import PostgresConnection

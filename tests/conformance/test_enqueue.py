@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import aiosqlite
 import asyncpg
 import pytest
-from support import SOON, Database, Events, PostgresDatabase, SQLiteDatabase
 
 import workq
 import workq_asyncpg
+from support import SOON, Database, Events, PostgresDatabase, SQLiteDatabase
 from workq import NewTask
 
 INDIA = timezone(timedelta(hours=5, minutes=30))

@@ -23,11 +23,11 @@ import asyncpg
 import msgspec
 import pydantic
 import pytest
-from support import SOON, Database, Events, Runs, hooked
 
 import workq
+from support import SOON, Database, Events, Runs, hooked
 from workq._describe import MAX_MESSAGE, MAX_TRACEBACK
-from workq.dialect import Interrupted, Busy
+from workq.dialect import Busy, Interrupted
 
 SECRET = "hunter2"
 MOST = MAX_MESSAGE + MAX_TRACEBACK + 1024

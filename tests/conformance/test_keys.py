@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from support import SOON, Caller, Database, Events, PostgresDatabase, Runs, eventually
 
 import workq
+from support import SOON, Caller, Database, Events, PostgresDatabase, Runs, eventually
 from workq import NewTask
 
 NOTE = workq.Spec("note", str)

@@ -13,10 +13,10 @@ from random import Random
 from typing import Any
 
 import pytest
-from faults.nodes import ENVIRONMENT
-from support import SOON, Database, Events, Runs, eventually, hooked
 
 import workq
+from faults.nodes import ENVIRONMENT
+from support import SOON, Database, Events, Runs, eventually, hooked
 
 WORKER = Path(__file__).with_name("poison_worker.py")
 PAST = datetime.now(UTC) - timedelta(hours=1)

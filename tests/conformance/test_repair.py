@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-from support import SOON, Database, Events, Runs, eventually
 
 import workq
+from support import SOON, Database, Events, Runs, eventually
 from workq import NewTask
 
 NOTE = workq.Spec("note", str)

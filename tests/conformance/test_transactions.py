@@ -11,10 +11,10 @@ from typing import Any, cast
 import aiosqlite
 import asyncpg
 import pytest
-from support import SOON, Database, Events, PostgresDatabase, SQLiteDatabase
 
 import workq
 import workq_asyncpg
+from support import SOON, Database, Events, PostgresDatabase, SQLiteDatabase
 from workq import NewTask
 
 NOTE = workq.Spec("note", str)

@@ -12,9 +12,9 @@ from uuid import UUID
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import SOON, Database, Events, Runs
 
 import workq
+from support import SOON, Database, Events, Runs
 
 NUMBERS: list[Any] = [
     0, 1, -1, 2**31, 2**53 - 1, 2**53 + 1, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 2**64, 10**300, -(10**3900),

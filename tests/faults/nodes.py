@@ -46,6 +46,7 @@ class Journal:
         with self.path.open("rb") as file:
             file.seek(self._read)
             new = file.read()
+        new = new[: new.rfind(b"\n") + 1]  # a line that is being written may be seen in part
         self._read += len(new)
         for text in new.decode().splitlines():
             kind, id, writer, monotonic, wall = text.split()

@@ -21,6 +21,9 @@ from workq._task import Lease
 from workq.dialect import Statement, Statements, names, postgres, sqlite
 from workq_aiosqlite._bind import bound
 
+# One process fills the tables, and runs all that looks at them.
+pytestmark = pytest.mark.xdist_group("plans")
+
 LIMIT = 100
 MILLION = 1_000_000
 LEASE = timedelta(seconds=30)

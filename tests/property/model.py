@@ -211,21 +211,21 @@ class Model:
         """Extend what is still held; notice what is not."""
         events: Events = []
         for run in list(node.runs):
-            if self._is_held(run):
+            if self.is_held(run):
                 self.rows[run.id].locked_until = self.now + LEASE
             else:
                 node.runs.remove(run)
                 events.append(("lost", run.id))
         return events
 
-    def _is_held(self, run: Run) -> bool:
+    def is_held(self, run: Run) -> bool:
         row = self.rows.get(run.id)
         return row is not None and row.holder is run
 
     def finish(self, run: Run, outcome: Outcome, payload: int) -> Events:
         """A handler ended so, and left this payload."""
         run.node.runs.remove(run)
-        if not self._is_held(run):
+        if not self.is_held(run):
             return [("lost", run.id)]
         row = self.rows[run.id]
         row.holder, row.locked_until, row.lost = None, None, 0

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import Database
 
 import workq
+from support import Database
 from workq._names import Names, names, quote
 from workq._sql import Statement, Statements, postgres, sqlite
 
