@@ -35,7 +35,7 @@ find_python() {
 
 own=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])') || exit 1
 
-step "slow tests" "$python" -m pytest tests -q -m slow
+step "slow tests" "$python" -m pytest tests -q -m slow -n 2
 
 newest=""
 for version in 3.11 3.12 3.13 3.14; do
