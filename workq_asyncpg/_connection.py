@@ -108,6 +108,9 @@ class PostgresConnection:
             await self._pool.expire_connections()
             raise Interrupted(f"{self._purpose}: the server became read-only") from error
         except Exception as error:
+            if loop.time() >= deadline and ended(raw):
+                slow = TimeoutError(f"{self._purpose}: the database did not answer in time")
+                raise Interrupted(str(slow)) from slow
             # Whatever a driver raises from a connection that ended under it says nothing about the statement.
             if isinstance(error, GONE) or ended(raw):
                 end(raw)
