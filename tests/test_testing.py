@@ -491,5 +491,5 @@ def test_the_fixtures_are_explained(tmp_path: Path) -> None:
 def test_the_plugin_is_announced_and_shipped() -> None:
     """By the entry point that pytest looks for, and in the wheel."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert project["project"]["entry-points"]["pytest11"] == {"workq": "workq_pytest"}
+    assert project["project"]["entry-points"]["pytest11"] == {"workq_pytest": "workq_pytest"}
     assert "workq_pytest" in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]

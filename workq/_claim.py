@@ -23,7 +23,8 @@ Cursor: TypeAlias = Mapping[tuple[str, int], tuple[datetime, int]]
 
 START: Cursor = {}
 SUSPECT = 3
-"""From so many vanished holders on, a node runs such tasks one at a time, or a killer's neighbours would suffer."""
+"""From so many vanished holders on (or max_lost, if that is less), a node runs such tasks one at a time, or a killer's
+neighbours would be parked with it."""
 TIMEOUT = 10.0
 
 
@@ -56,6 +57,7 @@ class Claimer:
         schedules: list[tuple[str, str]],
         lease: float,
         poll_interval: float,
+        max_lost: int,
     ) -> None:
         self._store = store
         self._connection = connection
@@ -68,6 +70,7 @@ class Claimer:
         self._schedules = schedules
         self._lease = timedelta(seconds=lease)
         self._poll_interval = poll_interval
+        self._suspect = min(SUSPECT, max(max_lost, 1))
         self._cursor: Cursor = START
         self._passed = clock.monotonic()
         self._looked_for_suspects = float("-inf")
@@ -84,7 +87,7 @@ class Claimer:
         self._cursor = next_cursor(self._cursor, page, room)
         if len(page) < room and now - self._looked_for_suspects >= self._poll_interval / 2:
             self._looked_for_suspects = now
-            if not any(held.claimed.lost >= SUSPECT for held in self._holding):
+            if not any(held.claimed.lost >= self._suspect for held in self._holding):
                 try:
                     page += await self._claim(1, START, suspects=True)
                 except Exception:
@@ -112,6 +115,7 @@ class Claimer:
             schedules=self._schedules,
             tokens=tokens,
             takeover=takeover,
+            suspect=self._suspect,
             suspects=suspects,
         )
         urgency = Urgency(timeout=TIMEOUT, lock_wait=caution.patience() if takeover else None)

@@ -44,12 +44,12 @@ class _InLoop:
     """What belongs to the event loop that uses the queue."""
 
     def __init__(self, dialect: Dialect, store: Store, stored: Callable[[Item, int], None]) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.pid = os.getpid()
-        self.shared = Shared(dialect)
-        self.sender = Sender(store, self.shared, stored)
-        self.announcer = Announcer(dialect, self.shared)
-        self.changed = asyncio.Event()
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self.pid: int = os.getpid()
+        self.shared: Shared = Shared(dialect)
+        self.sender: Sender = Sender(store, self.shared, stored)
+        self.announcer: Announcer = Announcer(dialect, self.shared)
+        self.changed: asyncio.Event = asyncio.Event()
         self.locals: list[Local] = []
         self.listening: asyncio.Task[None] | None = None
         self.release: Callable[[], None] | None = None
@@ -61,11 +61,11 @@ class Hub:
     def __init__(
         self, dialect: Dialect, hooks: Sequence[Hook], max_payload: int, redact: Callable[[str], str] | None
     ) -> None:
-        self.dialect = dialect
-        self.clock = Clock()
-        self.store = Store(dialect, self.clock)
-        self.hooks = tuple(hooks)
-        self.max_payload = max_payload
+        self.dialect: Dialect = dialect
+        self.clock: Clock = Clock()
+        self.store: Store = Store(dialect, self.clock)
+        self.hooks: tuple[Hook, ...] = tuple(hooks)
+        self.max_payload: int = max_payload
         self._redact = redact
         self._rings: dict[str, Callable[[], None]] = {}
         self._changes = 0

@@ -79,6 +79,7 @@ class Life:
             schedules=list(settings.schedules),
             lease=lease,
             poll_interval=settings.poll_interval,
+            max_lost=settings.max_lost,
         )
 
     async def live(self) -> None:

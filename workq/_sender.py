@@ -37,7 +37,7 @@ class Sender:
         self._letters: list[Letter] = []
         self._jobs: set[asyncio.Task[None]] = set()
         self._running = False
-        self.idle = asyncio.Event()
+        self.idle: asyncio.Event = asyncio.Event()
         self.idle.set()
 
     async def send(self, item: Item) -> int | None:

@@ -47,6 +47,8 @@ class Wanted(NamedTuple):
     """Of claims whose reply was lost: rows that have them are ours."""
     takeover: bool
     """Expired leases too, or only rows that nobody holds."""
+    suspect: int
+    """From so many vanished holders on, the next one included, a row is a suspect."""
     suspects: bool
     """Only rows whose holders vanished again and again, instead of all others."""
 

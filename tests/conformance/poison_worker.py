@@ -25,7 +25,7 @@ async def work(task: workq.Task[str]) -> None:
 async def main(args: argparse.Namespace) -> None:
     async with workq.connect(args.url, schema=args.schema) as db:
         queue = workq.Queue(db)
-        async with workq.Executor(queue, [work], workers=8, poll_interval=0.1):
+        async with workq.Executor(queue, [work], workers=8, poll_interval=0.1, max_lost=args.max_lost):
             await queue.wait()
 
 
@@ -33,4 +33,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url")
     parser.add_argument("--schema")
+    parser.add_argument("--max-lost", type=int, default=5)
     asyncio.run(main(parser.parse_args()))

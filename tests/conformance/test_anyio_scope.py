@@ -20,8 +20,9 @@ async def test_leaving_an_executor_in_a_cancelled_scope_stops_it_in_order(databa
     async with database.open() as db:
         queue = workq.Queue(db, on_event=[events])
         await queue.migrate()
+        executor = workq.Executor(queue, [work], poll_interval=0.1, stop_timeout=5)
         with anyio.CancelScope() as scope:
-            async with workq.Executor(queue, [work], poll_interval=0.1, stop_timeout=5) as executor:
+            async with executor:
                 await queue.enqueue(None, work, 1)
                 await runs.until(lambda: bool(runs.running))
                 asyncio.get_running_loop().call_later(0.05, runs.go.set)

@@ -35,11 +35,11 @@ async def vanish(database: Database, ids: Sequence[int | None], times: int = 1) 
 # -- a task that kills its process
 
 
-async def lived(database: Database) -> tuple[int, list[str]]:
+async def lived(database: Database, *options: str) -> tuple[int, list[str]]:
     """Run a process to its end, whatever that is: its exit code, and the lines it wrote."""
     schema = [] if database.schema is None else [f"--schema={database.schema}"]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(WORKER), database.url, *schema, env=ENVIRONMENT, stdout=subprocess.PIPE
+        sys.executable, str(WORKER), database.url, *schema, *options, env=ENVIRONMENT, stdout=subprocess.PIPE
     )
     try:
         async with asyncio.timeout(3 * SOON):
@@ -86,6 +86,24 @@ async def test_a_task_that_kills_its_process_is_parked_and_its_neighbours_are_no
     assert (row.id, row.state, row.attempt) == (poison, "failed", 0)
     assert row.error is not None
     assert "vanished 6 times" in row.error
+
+
+@pytest.mark.parametrize("max_lost", [1, 2])
+async def test_a_small_crash_budget_parks_the_killer_alone_too(
+    max_lost: int, database: Database, queue: workq.Queue
+) -> None:
+    """F06: neighbours become suspects with it, and run one at a time before their own budget is used up."""
+    payloads = ["fine", "fine", "poison", "fine"]
+    ids = await queue.enqueue_many(None, [workq.NewTask("work", payload) for payload in payloads])
+    for _ in range(max_lost + 4):
+        code, _ = await lived(database, f"--max-lost={max_lost}")
+        if code == 0:
+            break
+        for row in await queue.find():
+            await database.age(row.id, 60)
+    (row,) = await queue.find()
+    assert (row.id, row.state) == (ids[2], "failed")
+    assert f"vanished {max_lost + 1} times" in (row.error or "")
 
 
 async def test_a_task_past_max_lost_is_parked_without_being_started_and_retry_gives_it_a_clean_count(

@@ -157,6 +157,7 @@ def wanted(registered: list[str], **others: Any) -> dict[str, Any]:
         schedules=[("small", "a schedule")],
         tokens=[],
         takeover=True,
+        suspect=3,
         suspects=False,
     )
     return asked._asdict() | {"node": "here:1", "now": NOW} | others

@@ -169,7 +169,7 @@ update {table} t
                   and w.run_at <= statement_timestamp()
                   and (w.locked_until is null or w.locked_by = any($12::bigint[])
                        or ($13::boolean and w.locked_until < statement_timestamp()))
-                  and (w.lost + (w.locked_until is not null)::int >= 3) = $14::boolean
+                  and (w.lost + (w.locked_until is not null)::int >= $16::int) = $14::boolean
                   and (not w.scheduled or exists (
                        select from unnest($10::text[], $11::text[]) as s(name, key)
                         where s.name = w.name and s.key = coalesce(w.key, '')))
@@ -182,7 +182,7 @@ update {table} t
           and w.run_at <= statement_timestamp()
           and (w.locked_until is null or w.locked_by = any($12::bigint[])
                or ($13::boolean and w.locked_until < statement_timestamp()))
-          and (w.lost + (w.locked_until is not null)::int >= 3) = $14::boolean
+          and (w.lost + (w.locked_until is not null)::int >= $16::int) = $14::boolean
           and (not w.scheduled or exists (
                select from unnest($10::text[], $11::text[]) as s(name, key)
                 where s.name = w.name and s.key = coalesce(w.key, '')))
@@ -205,6 +205,7 @@ returning t.id, t.version, t.name, t.key, t.scheduled, t.priority, t.run_at, t.a
         "takeover",
         "suspects",
         "node",
+        "suspect",
     ),
     instants=(6, 11),
 )

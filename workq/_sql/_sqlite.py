@@ -148,7 +148,7 @@ update {table}
                                  coalesce(json_extract(c.value, '$[3]'), 0))
          and (w.locked_until is null or w.locked_by in (select k.value from json_each(:tokens) k)
               or (:takeover and w.locked_until < :now))
-         and (w.lost + (w.locked_until is not null) >= 3) = :suspects
+         and (w.lost + (w.locked_until is not null) >= :suspect) = :suspects
          and (not w.scheduled or exists (
               select 1 from json_each(:schedules) s
                where json_extract(s.value, '$[0]') = w.name and json_extract(s.value, '$[1]') = coalesce(w.key, '')))
@@ -166,7 +166,7 @@ update {table}
             and x.run_at <= :now and (x.run_at, x.id) > (p.run_at, p.id)
             and (x.locked_until is null or x.locked_by in (select k.value from json_each(:tokens) k)
                  or (:takeover and x.locked_until < :now))
-            and (x.lost + (x.locked_until is not null) >= 3) = :suspects
+            and (x.lost + (x.locked_until is not null) >= :suspect) = :suspects
             and (not x.scheduled or exists (
                  select 1 from json_each(:schedules) s
                   where json_extract(s.value, '$[0]') = x.name
