@@ -103,8 +103,9 @@ def machine(url: str | None = None) -> dict[str, str]:
 
 
 def processor() -> str:
-    with open("/proc/cpuinfo") if Path("/proc/cpuinfo").exists() else open(os.devnull) as lines:
-        return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    facts = Path("/proc/cpuinfo")
+    lines = facts.read_text().splitlines() if facts.exists() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 async def server_version(url: str) -> str:
