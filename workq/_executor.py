@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Self
 
 import anyio
@@ -24,6 +24,7 @@ from workq._schedule import Schedule, next_run
 from workq._settings import Settings, by_key, by_name, count, queue_of
 from workq._shared import plainly
 from workq._spec import Handler
+from workq._store import PATIENT
 from workq.dialect import Busy, Connection, Interrupted, Unreachable
 
 logger = logging.getLogger("workq")
@@ -242,6 +243,9 @@ class Executor:
 
         stack.push_async_callback(give_back)
         await check_schema(dialect, claim)
+        # The first statement on a new connection takes many round trips; a beat of a short lease would come too late.
+        await self._hub.store.extend(beat, [], timedelta(seconds=settings.lease), PATIENT)
+        await self._hub.store.succeed(finish, [], PATIENT)
         await self._make_schedules(claim)
         return Life(settings, self._hub, self._holding, claim=claim, finish=finish, beat=beat)
 

@@ -81,14 +81,19 @@ class Holding:
             self.empty.set()
 
     def renew(self, lease: Lease, alive_until: float) -> bool:
-        """Is this a claim of a task that runs here, one version on? Then its lease is the new one."""
-        held = self._held.pop((lease.id, lease.version - 1), None)
-        if held is None:
-            return False
-        held.lease = lease
-        held.alive_until = alive_until
-        self._held[lease[:2]] = held
-        return True
+        """Is this a claim of a task that runs here? Then its lease is the new one.
+
+        One version on: the lease had run out. The same version: a crash of the server undid the claim that began it.
+        """
+        for version in (lease.version - 1, lease.version):
+            held = self._held.get((lease.id, version))
+            if held is not None and not held.lost:
+                del self._held[lease.id, version]
+                held.lease = lease
+                held.alive_until = alive_until
+                self._held[lease[:2]] = held
+                return True
+        return False
 
     def has(self, held: Held) -> bool:
         """Still held, under the lease it has now."""

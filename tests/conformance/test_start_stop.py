@@ -589,7 +589,9 @@ async def test_stop_returns_in_time_while_the_table_is_locked(postgres: Postgres
             assert took(began) < 1.5
             await fact(lambda: pool.get_idle_size() == pool.get_size(), timeout=3)
         await before.nothing_left()
-        assert (await row_of(queue, id)).attempt == 0
+        # The server may carry out what it was sent before: then the task is done, and only the reply was given up.
+        row = await queue.get(id)
+        assert row is None or row.attempt == 0
 
 
 async def fact_about(postgres: PostgresDatabase, look: Callable[[PostgresDatabase], Awaitable[bool]]) -> None:
@@ -815,8 +817,9 @@ async def test_a_body_that_is_cancelled_is_left_in_order(database: Database) -> 
         runs.go.set()
 
         async def dawdle() -> None:
-            async with asyncio.timeout(0.3), workq.Executor(queue, [holding(runs)], **LONG):
+            async with asyncio.timeout(None) as limit, workq.Executor(queue, [holding(runs)], **LONG):
                 await enqueued(queue, "held")
+                limit.reschedule(asyncio.get_running_loop().time() + 0.3)
                 await asyncio.sleep(SOON)
 
         with pytest.raises(TimeoutError):
