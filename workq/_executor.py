@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import logging
 from collections.abc import Iterable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Self
@@ -24,10 +24,11 @@ from workq._schedule import Schedule, next_run
 from workq._settings import Settings, by_key, by_name, count, queue_of
 from workq._shared import plainly
 from workq._spec import Handler
-from workq._store import PATIENT
-from workq.dialect import Busy, Connection, Interrupted, Unreachable
+from workq.dialect import Busy, Connection, Interrupted, Unreachable, Urgency
 
 logger = logging.getLogger("workq")
+
+AT_ONCE = Urgency(timeout=10, lock_wait=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,8 +245,9 @@ class Executor:
         stack.push_async_callback(give_back)
         await check_schema(dialect, claim)
         # The first statement on a new connection takes many round trips; a beat of a short lease would come too late.
-        await self._hub.store.extend(beat, [], timedelta(seconds=settings.lease), PATIENT)
-        await self._hub.store.succeed(finish, [], PATIENT)
+        with suppress(Busy):  # an SQLite file is warm already
+            await self._hub.store.extend(beat, [], timedelta(seconds=settings.lease), AT_ONCE)
+            await self._hub.store.succeed(finish, [], AT_ONCE)
         await self._make_schedules(claim)
         return Life(settings, self._hub, self._holding, claim=claim, finish=finish, beat=beat)
 
