@@ -70,22 +70,34 @@ class Claimer:
         self._schedules = schedules
         self._lease = timedelta(seconds=lease)
         self._poll_interval = poll_interval
+        # An idle executor sends two statements a second at most; and a takeover is due a second after a poll.
+        self._suspects_every = max(poll_interval / 2, min(poll_interval + 0.2, 1.2))
         self._suspect = min(SUSPECT, max(max_lost, 1))
         self._cursor: Cursor = START
         self._passed = clock.monotonic()
         self._looked_for_suspects = float("-inf")
         self._unanswered: dict[int, float] = {}
 
-    async def once(self, room: int) -> list[Claimed]:
-        """Claim up to `room` tasks. The page is short if there is nothing more."""
+    def due(self, now: float) -> bool:
+        """Is it time to look at everything again, from the beginning?"""
+        return now - self._passed >= min(1.0, self._poll_interval)
+
+    async def once(self, room: int, *, ahead: bool = False) -> list[Claimed]:
+        """Claim up to `room` tasks. The page is short if there is nothing more.
+
+        `ahead`: the page ends before a task that a vanished process held. That one may kill this process, too, and
+        must not take along what waits; nor do others overtake it.
+        """
         now = self._clock.monotonic()
-        if now - self._passed >= min(1.0, self._poll_interval):
+        if self.due(now):
             self._cursor = START
-        if self._cursor is START:
+        if self._cursor is START and not ahead:
             self._passed = now
-        page = await self._claim(room, self._cursor, suspects=False)
+        page = await self._claim(room, self._cursor, suspects=False, ahead=ahead)
         self._cursor = next_cursor(self._cursor, page, room)
-        if len(page) < room and now - self._looked_for_suspects >= self._poll_interval / 2:
+        if ahead:
+            return self._not_running(page, now)
+        if len(page) < room and now - self._looked_for_suspects >= self._suspects_every:
             self._looked_for_suspects = now
             if not any(held.claimed.lost >= self._suspect for held in self._holding):
                 try:
@@ -94,10 +106,13 @@ class Claimer:
                     if not page:
                         raise
                     # What was claimed is started first; the next claim meets the same trouble and tells of it.
+        return self._not_running(page, now)
+
+    def _not_running(self, page: Sequence[Claimed], now: float) -> list[Claimed]:
         alive_until = now + self._lease.total_seconds()
         return [task for task in page if not self._holding.renew(task.lease, alive_until)]
 
-    async def _claim(self, limit: int, cursor: Cursor, *, suspects: bool) -> list[Claimed]:
+    async def _claim(self, limit: int, cursor: Cursor, *, suspects: bool, ahead: bool = False) -> list[Claimed]:
         clock, caution = self._clock, self._caution
         if caution.stalled(clock.monotonic(), clock.now()):
             await self._beat()
@@ -117,6 +132,7 @@ class Claimer:
             takeover=takeover,
             suspect=self._suspect,
             suspects=suspects,
+            ahead=ahead,
         )
         urgency = Urgency(timeout=TIMEOUT, lock_wait=caution.patience() if takeover else None)
         try:
@@ -125,7 +141,7 @@ class Claimer:
             if not takeover:
                 raise
             caution.waited()
-            return await self._claim(limit, cursor, suspects=suspects)
+            return await self._claim(limit, cursor, suspects=suspects, ahead=ahead)
         except BaseException:
             # It may have been carried out: rows with this token are ours, and the next claims take them.
             self._unanswered = {old: until for old, until in self._unanswered.items() if until > sent}

@@ -27,6 +27,8 @@ class Held:
     alive_until: float
     """When its lease runs out unless a beat extends it, on the monotonic clock."""
     job: asyncio.Task[None] | None = None
+    begun: bool = False
+    """The job has made its first step."""
     ended: bool = False
     """The handler has ended (or never started); only the write is left."""
     cancelled: Why | None = None
@@ -50,8 +52,8 @@ class Held:
             return
         if self.cancelled is None:
             self.cancelled = why
-        if self.handler.is_async:
-            self.job.cancel()
+        if self.handler.is_async and self.begun:
+            self.job.cancel()  # a job that has not begun sees by itself that it is not to run
 
 
 class Holding:

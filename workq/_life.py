@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
+from workq._ahead import MOST, ask
 from workq._caution import Caution
 from workq._claim import Claimer
 from workq._finish import Finisher
@@ -60,7 +61,7 @@ class Life:
             store,
             finish,
             clock,
-            max(4 * settings.workers, 256),
+            max(4 * settings.workers, 2 * MOST),
             self._reporter.written,
             lambda entry: self._reporter.lost(entry.held),
         )
@@ -92,6 +93,7 @@ class Life:
             ]
             try:
                 await self._stopping.wait()
+                self.workers.hand_back()
                 await self._drain(claims)
             finally:
                 for loop in (claims, *others):
@@ -146,25 +148,30 @@ class Life:
     # -- the loops: each pass is a method of a stage, which a test can call once
 
     async def _claims(self) -> None:
-        settings, workers, clock = self._settings, self.workers, self._clock
+        settings, workers, clock, claimer = self._settings, self.workers, self._clock, self._claimer
+        look = False  # at everything: nothing more was to be had ahead
         while not self._stopping.is_set():
-            room = workers.free
-            if room <= 0 or self._finisher.full:
+            sent = clock.monotonic()
+            workers.pace.measure(sent, workers.ended)
+            wanted = ask(workers.free, workers.waiting, workers.pace.target, look=look or claimer.due(sent))
+            if wanted is None or self._finisher.full:
                 workers.freed.clear()
                 await workers.freed.wait()
                 continue
             self.rung.clear()  # before the claim is sent: a ring from now on is for the next one
-            sent = clock.monotonic()
-            page, pause = await self.claiming.attempt(partial(self._claimer.once, room))
+            limit, ahead = wanted
+            page, pause = await self.claiming.attempt(partial(claimer.once, limit, ahead=ahead))
             if page is None:
                 await self._within(pause, self._stopping.wait())
                 continue
             received = clock.monotonic()
             # Stopped meanwhile; or the reply took so long (the process was frozen, say) that the lease may be over.
             late = self._stopping.is_set() or received - sent > settings.lease * 2 / 3
-            for claimed in page:
-                workers.take(claimed, received, late=late)
-            if len(page) < room:
+            short = len(page) < limit
+            workers.pace.page(received, full=not short, ended=workers.ended)
+            workers.take(page, received, late=late)
+            look = short and ahead
+            if short and not ahead:
                 # Nodes that were started together drift apart.
                 await self._within(settings.poll_interval * random.uniform(0.9, 1), self.rung.wait())
 

@@ -51,6 +51,8 @@ class Wanted(NamedTuple):
     """From so many vanished holders on, the next one included, a row is a suspect."""
     suspects: bool
     """Only rows whose holders vanished again and again, instead of all others."""
+    ahead: bool
+    """The page ends before a row that a vanished process held."""
 
 
 class Repaired(NamedTuple):

@@ -11,6 +11,8 @@ from workq._store import Left
 
 FIRST_PAUSE = 0.002
 LONGEST_PAUSE = 0.1
+BREATH = 0.001
+"""Seconds between two looks at least: under load something changes all the time."""
 
 
 async def wait_until_done(hub: Hub, names: Set[str] | None, timeout: float | None) -> None:
@@ -20,6 +22,7 @@ async def wait_until_done(hub: Hub, names: Set[str] | None, timeout: float | Non
         async with asyncio.timeout(timeout):
             while not await done(hub, names):
                 await hub.change(pause)
+                await hub.clock.sleep(BREATH)
                 pause = min(pause * 1.3, LONGEST_PAUSE)
     except TimeoutError:
         raise TimeoutError(f"after {timeout:g} s {await remains(hub, names)}") from None

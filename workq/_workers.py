@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import Any
 
+from workq._ahead import HOLD, Pace
 from workq._clock import Clock
 from workq._complete import complete
 from workq._describe import describe
@@ -29,7 +32,7 @@ logger = logging.getLogger("workq")
 
 
 class Workers:
-    """Runs each claimed task as an asyncio task of its own, in a fresh context."""
+    """Runs each claimed task as an asyncio task of its own, in a fresh context; keeps those that wait for a place."""
 
     def __init__(
         self,
@@ -51,32 +54,91 @@ class Workers:
         self._redact = redact
         self._checked = checked
         self._threads = Threads()
+        self._waiting: deque[Held] = deque()
+        self._patrol: asyncio.TimerHandle | None = None
+        self.pace = Pace(settings.workers, enabled=settings.claim_ahead)
         self.jobs: set[asyncio.Task[None]] = set()
+        self.ended = 0
+        """How many runs have ended so far."""
         self.freed = asyncio.Event()
-        """Set when a place became free, or there is room for outcomes again."""
+        """Set when places are free or few tasks wait for one, or when there is room for outcomes again."""
 
     @property
     def free(self) -> int:
         """How many more may run."""
         return self._settings.workers - len(self.jobs)
 
-    def take(self, claimed: Claimed, received: float, *, late: bool) -> None:
-        """Start a claimed task; give it back if it comes too late; park it if it kills its holders."""
-        handler = self._settings.handlers[claimed.name]
-        held = Held(claimed, claimed.lease, handler, received, alive_until=received + self._settings.lease)
-        self._holding.add(held)
-        if late:
-            self._end(held, hand_back(claimed), None)
-        elif claimed.lost > self._settings.max_lost:
-            self._end(held, parked(claimed), None)
-        else:
-            self._start(held)
+    @property
+    def waiting(self) -> int:
+        """How many were claimed ahead and wait for a place."""
+        return len(self._waiting)
+
+    def take(self, page: Sequence[Claimed], received: float, *, late: bool) -> None:
+        """Start claimed tasks, in order, as places become free. Those that come too late are given back; one that
+        kills its holders is parked."""
+        waiting = self._waiting
+        behind = bool(waiting)
+        alive_until = received + self._settings.lease
+        for claimed in page:
+            held = Held(claimed, claimed.lease, self._settings.handlers[claimed.name], received, alive_until)
+            self._holding.add(held)
+            if late:
+                self._end(held, hand_back(claimed), None)
+            elif claimed.lost > self._settings.max_lost:
+                self._end(held, parked(claimed), None)
+            else:
+                waiting.append(held)
+        if behind:
+            # What came now may be more urgent than what waits.
+            self._waiting = deque(sorted(waiting, key=urgency))
+        self._fill()
+        if self._waiting and self._patrol is None:
+            self._patrol = asyncio.get_running_loop().call_later(HOLD, self._look_round)
+
+    def hand_back(self, *, older_than: float = 0) -> int:
+        """Give back what was claimed ahead and has waited so long."""
+        latest = self._clock.monotonic() - older_than
+        patient: deque[Held] = deque()
+        returned = 0
+        for held in self._waiting:
+            if held.received > latest:
+                patient.append(held)
+            else:
+                returned += 1
+                self._end(held, hand_back(held.claimed), None)
+        self._waiting = patient
+        return returned
 
     def close(self) -> None:
         """Leave behind what still runs: it was asked to end, or sits in a thread."""
+        if self._patrol is not None:
+            self._patrol.cancel()
         for job in self.jobs:
             job.cancel()
         self._threads.close()
+
+    def _look_round(self) -> None:
+        self._patrol = None
+        if self.hand_back(older_than=HOLD):
+            self.pace.handed_back(self._clock.monotonic())
+            self.freed.set()
+        if self._waiting:
+            oldest = min(held.received for held in self._waiting)
+            after = max(oldest + HOLD - self._clock.monotonic(), 0.001)
+            self._patrol = asyncio.get_running_loop().call_later(after, self._look_round)
+
+    def _fill(self) -> None:
+        waiting, most = self._waiting, self._settings.workers
+        while waiting and len(self.jobs) < most:
+            held = waiting.popleft()
+            if held.lost:
+                self._holding.remove(held)
+            elif held.alive_until - self._clock.monotonic() < self._settings.lease / 3:
+                self._end(held, hand_back(held.claimed), None)  # the process stood still
+            else:
+                self._start(held)
+        if len(waiting) <= self.pace.target // 2:
+            self.freed.set()
 
     def _start(self, held: Held) -> None:
         # A context of its own for each run: nothing that a handler sets is seen by a later one.
@@ -87,23 +149,27 @@ class Workers:
         )
         held.job = job
         self.jobs.add(job)
-        job.add_done_callback(partial(self._left, held))
 
-    def _left(self, held: Held, job: asyncio.Task[None]) -> None:
-        self.jobs.discard(job)
-        self.freed.set()
-        if job.cancelled():
-            if not held.ended:
+    async def _run(self, held: Held) -> None:
+        held.begun = True
+        try:
+            if held.cancelled is None:
+                await self._run_through(held)
+            else:
                 self._end(held, hand_back(held.claimed), None)  # before its first step
-            return
-        error = job.exception()
-        if error is not None:
+        except Exception as error:
             logger.error("a run ended by an error of workq's own", exc_info=error)
             if not held.ended:
                 settled = Settled(failed=True, attempt=held.claimed.attempt + 1)
                 self._end(held, Ending("failed", settled, error), None)
+        finally:
+            # Here, not in a callback when the job is done: that would be another turn of the loop for every task.
+            assert held.job is not None
+            self.jobs.discard(held.job)
+            self.ended += 1
+            self._fill()
 
-    async def _run(self, held: Held) -> None:
+    async def _run_through(self, held: Held) -> None:
         clock, claimed, settings = self._clock, held.claimed, self._settings
         began = clock.monotonic()
         self._reporter.started(held)
@@ -113,22 +179,26 @@ class Workers:
         except BaseException as error:
             # A GeneratorExit out of an awaited task is thrown in here, past every `except` further in.
             outcome, payload = raised(error), None
+        # From here to the end nothing awaits: a cancellation can no longer part a run from its outcome.
+        ended_at = clock.monotonic()
+        self._end(held, self._ending(held, outcome, payload, ended_at), ended_at - began)
+
+    def _ending(
+        self, held: Held, outcome: Outcome | None, payload: str | PayloadError | None, ended_at: float
+    ) -> Ending:
+        claimed = held.claimed
         if isinstance(payload, str):
             try:
                 self._checked(payload)
             except PayloadError as too_large:
                 payload = too_large
-        # From here to the end nothing awaits: a cancellation can no longer part a run from its outcome.
-        ended_at = clock.monotonic()
         if held.wants_completion and isinstance(outcome, Done | Skip | Later):
             # Written only if the row is still ours when the transaction is over: then it was rolled back.
             outcome, payload = Raised(RuntimeError("complete(tx) was called, but tx was not committed")), None
         if outcome is None:
-            ended = hand_back(claimed)
-        else:
-            run = Run(outcome, payload, finish_time(claimed.claimed_at, ended_at - held.received))
-            ended = ending(run, claimed, held.handler.retry, settings.when(claimed))
-        self._end(held, ended, ended_at - began)
+            return hand_back(claimed)
+        run = Run(outcome, payload, finish_time(claimed.claimed_at, ended_at - held.received))
+        return ending(run, claimed, held.handler.retry, self._settings.when(claimed))
 
     async def _complete(self, held: Held, task: Task[Any], tx: Transaction) -> None:
         await complete(held, task, tx, self._store, self._clock, self._settings.when(held.claimed), self._checked)
@@ -142,3 +212,9 @@ class Workers:
             text = self._redact(describe(ended.error))
             ended = replace(ended, settled=ended.settled._replace(error=text))
         self._put(Entry(held, ended, duration))
+
+
+def urgency(held: Held) -> tuple[int, datetime, int]:
+    """The order in which tasks start."""
+    claimed = held.claimed
+    return claimed.priority, claimed.run_at, claimed.lease.id

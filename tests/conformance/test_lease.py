@@ -570,7 +570,7 @@ async def test_a_task_is_either_moved_away_or_run_never_both(change: str, databa
         node.runs.go.set()
         ids = [
             id
-            for id in await node.queue.enqueue_many(None, [workq.NewTask("note", number) for number in range(150)])
+            for id in await node.queue.enqueue_many(None, [workq.NewTask("note", number) for number in range(1000)])
             if id is not None
         ]
         later = datetime.now(UTC) + timedelta(hours=1)

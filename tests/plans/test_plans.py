@@ -159,6 +159,7 @@ def wanted(registered: list[str], **others: Any) -> dict[str, Any]:
         takeover=True,
         suspect=3,
         suspects=False,
+        ahead=False,
     )
     return asked._asdict() | {"node": "here:1", "now": NOW} | others
 
@@ -295,7 +296,18 @@ class File:
 
     def plan(self, statement: Statement, params: dict[str, Any]) -> list[str]:
         """The lines of EXPLAIN QUERY PLAN."""
-        return [row[3] for row in self.conn.execute(f"explain query plan {statement.text}", bound(params))]
+        values = {"ids": "[]", **bound(params)}
+        parts = [part for part in (statement.page, statement.text) if part]
+        return [row[3] for part in parts for row in self.conn.execute(f"explain query plan {part}", values)]
+
+    def rows(self, statement: Statement, params: dict[str, Any]) -> list[Any]:
+        """Carry it out, both parts if there are two."""
+        if not statement.page:
+            return self.conn.execute(statement.text, bound(params)).fetchall()
+        parts = self.conn.execute(statement.page, bound(params)).fetchall()
+        rows = [row for (part,) in parts for row in json.loads(part)]
+        self.conn.execute(statement.text, {**bound(params), "ids": json.dumps([row[0] for row in rows])})
+        return rows
 
     def ticks(self, statement: Statement, params: dict[str, Any]) -> int:
         """How long it takes, in steps and not in seconds; undone afterwards."""
@@ -308,14 +320,14 @@ class File:
 
         self.conn.execute("begin immediate")
         self.conn.set_progress_handler(tick, TICK)
-        self.conn.execute(statement.text, bound(params)).fetchall()
+        self.rows(statement, params)
         self.conn.set_progress_handler(None, 0)
         self.conn.execute("rollback")
         return count
 
     def leases(self) -> list[Lease]:
         """Really claim."""
-        rows = self.conn.execute(self.sql.claim.text, bound(wanted(["big", "small"]))).fetchall()
+        rows = self.rows(self.sql.claim, wanted(["big", "small"]))
         return [Lease(row[0], row[1], 1) for row in rows]
 
 

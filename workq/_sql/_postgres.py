@@ -139,57 +139,76 @@ returning id
 )
 
 # See the top of this file. $10, $11: the schedules served here. $12: tokens of claims whose reply was lost, which are
-# ours. $13: may expired leases be taken over? $14: the suspects, instead of all others.
+# ours. $13: may expired leases be taken over? $14: the suspects, instead of all others. $17: end before a row that a
+# vanished process held.
 CLAIM = Statement(
     """
 with recursive lane(name, priority) as (
-  select n.name, (select w.priority from {table} w
-                   where w.queue = $1 and w.name = n.name and w.failed_at is null order by w.priority limit 1)
+  -- A lane that has a cursor is there: looking for it would walk over the dead entries before the cursor.
+  select n.name, least(k.priority, (
+           select w.priority from {table} w
+            where w.queue = $1 and w.name = n.name and w.failed_at is null
+              and w.priority < coalesce(k.priority, 101::smallint) order by w.priority limit 1))
     from (select set_config('synchronous_commit', 'off', true)) as durability,
          unnest($2::text[]) as n(name)
+   cross join lateral (
+           select min(k.priority) as priority from unnest($6::text[], $7::smallint[]) as k(name, priority)
+            where k.name = n.name) k
   union all
-  select l.name, (select w.priority from {table} w
-                   where w.queue = $1 and w.name = l.name and w.failed_at is null
-                     and w.priority > l.priority order by w.priority limit 1)
-    from lane l where l.priority is not null
+  select l.name, least(k.priority, (
+           select w.priority from {table} w
+            where w.queue = $1 and w.name = l.name and w.failed_at is null and w.priority > l.priority
+              and w.priority < coalesce(k.priority, 101::smallint) order by w.priority limit 1))
+    from lane l
+   cross join lateral (
+           select min(k.priority) as priority from unnest($6::text[], $7::smallint[]) as k(name, priority)
+            where k.name = l.name and k.priority > l.priority) k
+   where l.priority is not null
+),
+line as (
+  select l.name, l.priority, coalesce(k.run_at, '-infinity') as run_at, coalesce(k.id, 0) as id
+    from lane l
+    left join unnest($6::text[], $7::smallint[], $8::timestamptz[], $9::bigint[]) as k(name, priority, run_at, id)
+           using (name, priority)
+   cross join lateral (
+      select w.run_at, w.id from {table} w
+       where w.queue = $1 and w.name = l.name and w.priority = l.priority and w.failed_at is null
+         and (w.run_at, w.id) > (coalesce(k.run_at, '-infinity'), coalesce(k.id, 0))
+         and w.run_at <= statement_timestamp()
+         and (w.locked_until is null or w.locked_by = any($12::bigint[])
+              or ($13::boolean and w.locked_until < statement_timestamp()))
+         and (w.lost + (w.locked_until is not null)::int >= $16::int) = $14::boolean
+         and (not w.scheduled or exists (
+              select from unnest($10::text[], $11::text[]) as s(name, key)
+               where s.name = w.name and s.key = coalesce(w.key, '')))
+       order by w.run_at, w.id limit 1) head
+   order by l.priority, head.run_at, head.id
 )
 update {table} t
    set locked_by = $4, locked_until = statement_timestamp() + $5::interval, version = t.version + 1, node = $15,
        lost = t.lost + (t.locked_until is not null and t.locked_by <> all($12::bigint[]))::int
  where t.id = any(array(
-   select c.id
-     from (select l.name, l.priority, coalesce(k.run_at, '-infinity') as run_at, coalesce(k.id, 0) as id
-             from lane l
-             left join unnest($6::text[], $7::smallint[], $8::timestamptz[], $9::bigint[])
-                       as k(name, priority, run_at, id) using (name, priority)
-            cross join lateral (
-               select w.run_at, w.id from {table} w
-                where w.queue = $1 and w.name = l.name and w.priority = l.priority and w.failed_at is null
-                  and (w.run_at, w.id) > (coalesce(k.run_at, '-infinity'), coalesce(k.id, 0))
-                  and w.run_at <= statement_timestamp()
-                  and (w.locked_until is null or w.locked_by = any($12::bigint[])
-                       or ($13::boolean and w.locked_until < statement_timestamp()))
-                  and (w.lost + (w.locked_until is not null)::int >= $16::int) = $14::boolean
-                  and (not w.scheduled or exists (
-                       select from unnest($10::text[], $11::text[]) as s(name, key)
-                        where s.name = w.name and s.key = coalesce(w.key, '')))
-                order by w.run_at, w.id limit 1) head
-            order by l.priority, head.run_at, head.id) l
-    cross join lateral (
-       select w.id from {table} w
-        where w.queue = $1 and w.name = l.name and w.priority = l.priority and w.failed_at is null
-          and (w.run_at, w.id) > (l.run_at, l.id)
-          and w.run_at <= statement_timestamp()
-          and (w.locked_until is null or w.locked_by = any($12::bigint[])
-               or ($13::boolean and w.locked_until < statement_timestamp()))
-          and (w.lost + (w.locked_until is not null)::int >= $16::int) = $14::boolean
-          and (not w.scheduled or exists (
-               select from unnest($10::text[], $11::text[]) as s(name, key)
-                where s.name = w.name and s.key = coalesce(w.key, '')))
-        order by w.run_at, w.id
-        limit $3
-        for update of w skip locked) c
-    limit $3))
+   select p.id
+     from (select c.id, bool_or($17::boolean and (c.lost > 0 or c.locked_until is not null))
+                        over (rows unbounded preceding) as past
+             from (select c.id, c.lost, c.locked_until
+                     from line l
+                    cross join lateral (
+                       select w.id, w.lost, w.locked_until from {table} w
+                        where w.queue = $1 and w.name = l.name and w.priority = l.priority and w.failed_at is null
+                          and (w.run_at, w.id) > (l.run_at, l.id)
+                          and w.run_at <= statement_timestamp()
+                          and (w.locked_until is null or w.locked_by = any($12::bigint[])
+                               or ($13::boolean and w.locked_until < statement_timestamp()))
+                          and (w.lost + (w.locked_until is not null)::int >= $16::int) = $14::boolean
+                          and (not w.scheduled or exists (
+                               select from unnest($10::text[], $11::text[]) as s(name, key)
+                                where s.name = w.name and s.key = coalesce(w.key, '')))
+                        order by w.run_at, w.id
+                        limit $3
+                        for update of w skip locked) c
+                    limit $3) c) p
+    where not p.past))
 returning t.id, t.version, t.name, t.key, t.scheduled, t.priority, t.run_at, t.attempt, t.lost,
           t.payload::text, t.headers::text, statement_timestamp()
 """,
@@ -206,6 +225,7 @@ returning t.id, t.version, t.name, t.key, t.scheduled, t.priority, t.run_at, t.a
         "suspects",
         "node",
         "suspect",
+        "ahead",
     ),
     instants=(6, 11),
 )

@@ -24,6 +24,9 @@ class Statement:
     writes: bool = True
     waits: bool = False
     """It may meet a row or a key that somebody's open transaction holds, and wait for that to end."""
+    page: str = ""
+    """SQLite, on a connection of ours: run before `text` in the same transaction. Each of its rows is a JSON list of
+    rows, which are the result; `text` gets their first columns as `:ids`."""
     savepoint: bool = False
     """A unique violation is an expected answer: it must leave the caller's transaction usable."""
 
@@ -83,7 +86,7 @@ def filled(names: Names, texts: Mapping[str, object]) -> Statements:
 
     def fill(part: object) -> object:
         if isinstance(part, Statement):
-            return replace(part, text=names.fill(part.text).strip())
+            return replace(part, text=names.fill(part.text).strip(), page=names.fill(part.page).strip())
         if isinstance(part, str):
             return names.fill(part).strip()
         if isinstance(part, tuple):
