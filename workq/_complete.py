@@ -30,9 +30,26 @@ async def complete(
     From here on beats leave the row alone: the open transaction is its lease. May be called again in another
     transaction after one that rolled back; the payload and next run stay those of the first call.
     """
+    held.wants_completion = True
+    try:
+        await _complete(held, task, tx, store, clock, when, checked)
+        held.refused = None
+    except Exception as error:
+        held.refused = error
+        raise
+
+
+async def _complete(
+    held: Held,
+    task: Task[Any],
+    tx: Transaction,
+    store: Store,
+    clock: Clock,
+    when: When | None,
+    checked: Callable[[str], str],
+) -> None:
     if tx is None:  # pyright: ignore[reportUnnecessaryComparison]
         raise TypeError("complete(tx) needs the connection whose open transaction holds what the handler wrote")
-    held.wants_completion = True
     if held.lost or held.ended:
         raise LeaseLost(f"task {task.id} is no longer this run's: roll back what was done in its name")
     if when is not None and held.moves_to is None:

@@ -42,8 +42,9 @@ class Heartbeat:
             await self._beat()
 
     async def _beat(self) -> None:
-        # A row in complete(tx) is left alone: the open transaction is its lease.
-        asked = [(held, held.lease) for held in self._holding if not held.completing and not held.lost]
+        # Also those in complete(tx): while its transaction is open, which is their lease, the statement skips them; one
+        # that rolled back leaves a lease that must not run out.
+        asked = [(held, held.lease) for held in self._holding if not held.lost]
         sent, wall = self._clock.monotonic(), self._clock.now()
         if not asked:
             return

@@ -38,6 +38,8 @@ class Held:
     """`complete(tx)` succeeded: the open transaction is the lease."""
     wants_completion: bool = False
     """`complete(tx)` was called, with whatever result: returning normally is no longer a success by itself."""
+    refused: Exception | None = None
+    """What the last call of `complete(tx)` raised."""
     moves_to: tuple[datetime, str] | None = None
     """What `complete(tx)` writes for a schedule: its next run and payload, as of the first call."""
 

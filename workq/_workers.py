@@ -170,7 +170,7 @@ class Workers:
             self._fill()
 
     async def _run_through(self, held: Held) -> None:
-        clock, claimed, settings = self._clock, held.claimed, self._settings
+        clock, settings = self._clock, self._settings
         began = clock.monotonic()
         self._reporter.started(held)
         outcome: Outcome | None
@@ -194,7 +194,8 @@ class Workers:
                 payload = too_large
         if held.wants_completion and isinstance(outcome, Done | Skip | Later):
             # Written only if the row is still ours when the transaction is over: then it was rolled back.
-            outcome, payload = Raised(RuntimeError("complete(tx) was called, but tx was not committed")), None
+            not_done = RuntimeError("complete(tx) was called, but tx was not committed")
+            outcome, payload = Raised(held.refused or not_done), None
         if outcome is None:
             return hand_back(claimed)
         run = Run(outcome, payload, finish_time(claimed.claimed_at, ended_at - held.received))

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import asyncpg
@@ -539,6 +540,53 @@ async def test_complete_may_be_called_again_after_a_rollback(database: Database)
         assert await ledger.entries() == [3]
         assert await queue.find() == []
     assert events.kinds() == ["enqueued", "started", "completed"]
+
+
+async def test_after_a_rollback_the_lease_lives_on(database: Database) -> None:
+    """one holder: a handler that goes on after its transaction was rolled back is not started anew beside itself."""
+    async with story(database) as (queue, _, events), database.open() as elsewhere:
+        runs = Runs()
+
+        @workq.handler(CHARGE)
+        async def charge(task: workq.Task[int]) -> None:
+            async with database.caller() as app:
+                await task.complete(app.tx)
+            await runs.hold(task.payload)
+
+        id = await stored(queue, CHARGE, 1)
+        short: dict[str, Any] = {**QUICK, "lease": 0.9}
+        async with workq.Executor(queue, [charge], **short), workq.Executor(workq.Queue(elsewhere), [charge], **short):
+            await runs.until(lambda: bool(runs.running))
+            first = await the_row(queue, id)
+
+            async def outlived() -> bool:
+                row = await the_row(queue, id)
+                assert first.locked_until is not None
+                assert row.locked_until is not None
+                return row.locked_until - first.locked_until > timedelta(seconds=1.5)
+
+            await eventually(outlived)
+            runs.go.set()
+            await events.until("failed")
+        assert (await the_row(queue, id)).lost == 0
+        assert runs.started == Counter([1])
+
+
+async def test_a_ticker_whose_payload_complete_refused_fails_with_that_reason(database: Database) -> None:
+    async with story(database) as (queue, _, events):
+
+        @workq.handler("sync")
+        async def sync(task: workq.Task[Cursor]) -> None:
+            task.payload.at = "not a number"  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
+            async with database.caller() as app:
+                with pytest.raises(workq.PayloadError):
+                    await task.complete(app.tx)
+
+        schedule = workq.Schedule(sync, EVERY, Cursor(0))
+        async with workq.Executor(queue, [sync], schedules=[schedule], **QUICK):
+            id = await make_due(queue, sync)
+            await events.until("failed")
+        assert "PayloadError" in ((await the_row(queue, id)).error or "")
 
 
 async def test_of_a_ticker_completed_again_the_payload_of_the_first_call_counts(database: Database) -> None:
