@@ -15,6 +15,8 @@ logger = logging.getLogger("workq")
 
 EVERY = 0.003
 """Seconds between rings of one process; 8,300 commits a second from 16 producers with it, 8,000 without any."""
+BUSY = 0.012
+"""Seconds between them while tasks come without a pause: who hears them is awake already."""
 
 
 class Announcer:
@@ -45,14 +47,16 @@ class Announcer:
 
     async def _run(self) -> None:
         try:
+            pause = EVERY
             while self._queues:
                 messages = [f"{self._sender} {queue}" for queue in self._queues]
                 self._queues.clear()
                 try:
-                    await self._shared.run(partial(self._notify, messages))
+                    await self._shared.run_here(partial(self._notify, messages))
                 except Exception as error:
                     logger.debug("a ring failed: %s", one_line(error))
-                await asyncio.sleep(EVERY)
+                await asyncio.sleep(pause)
+                pause = min(pause * 1.2, BUSY)
         finally:
             self._job = None
 

@@ -43,6 +43,10 @@ class Ending:
     """A failed run that its policy repeats."""
 
 
+SUCCESS = Ending("completed", None)
+"""Of a one-shot task: its row is deleted."""
+
+
 class Run(NamedTuple):
     """How a handler ended, as the runner saw it."""
 
@@ -83,7 +87,7 @@ def ending(run: Run, claimed: Claimed, policy: RetryPolicy | None, when: When | 
             delay = timedelta(seconds=outcome.delay)
             return Ending("released", Settled(delay=delay, payload=payload, attempt=claimed.attempt, keep_error=True))
         case Done() if when is None:
-            return Ending("completed", None)
+            return SUCCESS
         case Skip() if when is None:
             return _failed(claimed.attempt + 1, _reason(outcome, "skipped"))
         case Done() | Skip() if when is not None:

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 from workq._clock import Clock
 from workq._describe import one_line
-from workq._ending import Ending, Settled
+from workq._ending import SUCCESS, Ending, Settled
 from workq._held import Held
 from workq._store import Store
 from workq._task import Lease
@@ -24,7 +24,7 @@ from workq.dialect import Busy, Connection, Interrupted, Unreachable, Urgency
 logger = logging.getLogger("workq")
 
 URGENCY = Urgency(timeout=10)
-PAGE = 500
+PAGE = 1000
 LONGEST_WAIT = 1.0
 """Seconds between looks at a row that somebody's transaction holds."""
 
@@ -72,7 +72,7 @@ class Finisher:
         connection: Connection,
         clock: Clock,
         most: int,
-        written: Callable[[Entry, datetime | None], None],
+        written: Callable[[Sequence[tuple[Entry, datetime | None]]], None],
         lost: Callable[[Entry], None],
     ) -> None:
         self._store = store
@@ -161,13 +161,15 @@ class Finisher:
 
     def _done(self, entries: Sequence[Entry], returned: dict[int, datetime] | dict[int, None]) -> list[Entry]:
         left_out: list[Entry] = []
+        written: list[tuple[Entry, datetime | None]] = []
         for entry in entries:
             id = entry.held.lease.id
             if id in returned:
                 del self._entries[entry]
-                self._written(entry, returned[id])
+                written.append((entry, returned[id]))
             else:
                 left_out.append(entry)
+        self._written(written)
         return left_out
 
     async def _look(self, entries: Sequence[Entry]) -> None:
@@ -183,11 +185,11 @@ class Finisher:
                     if entry.ending.settled is None:
                         logger.info("task %d is gone; it was most likely our own finish", entry.held.lease.id)
                     del self._entries[entry]
-                    self._written(entry, None)
+                    self._written([(entry, None)])
                 case "completed":
-                    entry.ending = Ending("completed", None)
+                    entry.ending = SUCCESS
                     del self._entries[entry]
-                    self._written(entry, None)
+                    self._written([(entry, None)])
                 case "lost":
                     del self._entries[entry]
                     self._lost(entry)

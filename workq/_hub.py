@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import TypeVar
 
@@ -15,7 +16,7 @@ from workq._checks import check_size
 from workq._clock import Clock
 from workq._describe import storable
 from workq._errors import OutcomeUnknown
-from workq._event import Event, EventKind, Hook, tell
+from workq._event import Event, EventKind, Hook, event_of, tell
 from workq._held import Holding
 from workq._new import Item
 from workq._process import require_process
@@ -43,7 +44,9 @@ class Local:
 class _InLoop:
     """What belongs to the event loop that uses the queue."""
 
-    def __init__(self, dialect: Dialect, store: Store, stored: Callable[[Item, int], None]) -> None:
+    def __init__(
+        self, dialect: Dialect, store: Store, stored: Callable[[Sequence[tuple[Item, int | None]]], None]
+    ) -> None:
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.pid: int = os.getpid()
         self.shared: Shared = Shared(dialect)
@@ -169,11 +172,12 @@ class Hub:
     def enqueued(self, stored: Iterable[tuple[Item, int | None]], tx: Transaction | None) -> None:
         """Tasks were stored: tell the hooks, and wake the executors once they may see them."""
         queues: set[str] = set()
+        at = self.clock.now()
         for item, id in stored:
             if id is None:
                 continue
             if self.hooks:
-                self._tell("enqueued", id, item.queue, item.name, item.key, parse_headers(item.headers), tx)
+                self._tell("enqueued", id, item.queue, item.name, item.key, parse_headers(item.headers), at, tx)
             if item.run_at is None and not item.delay:
                 queues.add(item.queue)
         for queue in queues:
@@ -181,9 +185,10 @@ class Hub:
 
     def repaired(self, repaired: Iterable[Repaired], tx: Transaction | None) -> None:
         """Failed tasks were set free."""
+        at = self.clock.now()
         for one in repaired:
             if self.hooks:
-                self._tell("retried", one.id, one.queue, one.name, one.key, one.headers, tx)
+                self._tell("retried", one.id, one.queue, one.name, one.key, one.headers, at, tx)
             self.ring(one.queue, tx)
 
     def ring(self, queue: str, tx: Transaction | None) -> None:
@@ -209,8 +214,8 @@ class Hub:
         """A payload's JSON text, if it is not too large. Raises PayloadError."""
         return check_size(payload, self.max_payload)
 
-    def _stored(self, item: Item, id: int) -> None:
-        self.enqueued([(item, id)], None)
+    def _stored(self, stored: Sequence[tuple[Item, int | None]]) -> None:
+        self.enqueued(stored, None)
         self._changes += 1
 
     def _tell(
@@ -221,24 +226,10 @@ class Hub:
         name: str,
         key: str | None,
         headers: Mapping[str, str],
+        at: datetime,
         tx: Transaction | None,
     ) -> None:
-        self.tell(
-            Event(
-                kind=kind,
-                id=id,
-                queue=queue,
-                name=name,
-                key=key,
-                attempt=1,
-                headers=headers or EMPTY,
-                at=self.clock.now(),
-                in_tx=tx is not None,
-                duration=None,
-                error=None,
-                retry_at=None,
-            )
-        )
+        self.tell(event_of(kind, id, queue, name, key, 1, headers or EMPTY, at, in_tx=tx is not None))
 
     def _rung(self, queue: str) -> None:
         state = self.in_loop()

@@ -14,6 +14,7 @@ from workq._checks import check_delay, check_headers, check_instant, check_key, 
 from workq._spec import P, Spec, Target
 
 NO_PAYLOAD = object()
+NO_DELAY = timedelta()
 
 
 class Options(TypedDict, total=False):
@@ -73,6 +74,8 @@ class Item(NamedTuple):
 def item_of(task: NewTask, max_payload: int, common: Mapping[str, str] | None = None) -> Item:
     """Check and encode one task. Raises PayloadError, ValueError or TypeError."""
     target, payload, options = task.target, task.payload, task.options
+    if isinstance(target, Spec) and not options:
+        return _plainly(target, None if payload is NO_PAYLOAD else payload, max_payload, common)
     if isinstance(target, Spec):
         name, queue, priority = target.name, target.queue, target.priority
         value: Any = None if payload is NO_PAYLOAD else payload
@@ -104,10 +107,25 @@ def item_of(task: NewTask, max_payload: int, common: Mapping[str, str] | None = 
     )
 
 
+def _plainly(target: Spec[Any], value: Any, max_payload: int, common: Mapping[str, str] | None) -> Item:
+    """What nearly every task is, in half the time."""
+    text, key = target.codec().dumps(value), target.key_of(value)
+    return Item(
+        target.queue,
+        target.name,
+        check_size(text, max_payload),
+        json.dumps(common, ensure_ascii=False) if common else None,
+        target.priority,
+        None,
+        NO_DELAY,
+        None if key is None else check_key(key),
+    )
+
+
 def when_of(run_at: object, delay: object) -> tuple[datetime | None, timedelta | None]:
     """When a new task is due: at a time, or so long from now."""
     if run_at is None:
-        return None, check_delay(0 if delay is None else delay)
+        return None, NO_DELAY if delay is None else check_delay(delay)
     if delay is not None:
         raise ValueError("give run_at or delay, not both")
     return check_instant("run_at", run_at), None
@@ -119,6 +137,8 @@ def ids_in_order(items: Sequence[Item], rows: Sequence[Sequence[Any]]) -> list[i
     The rows of an INSERT come back in no promised order, but ids rise in the order of the items; a row with a key
     names itself. `items` may hold a key twice: the first has the row.
     """
+    if len(rows) == 1 and len(items) == 1:
+        return [rows[0][0]]
     unkeyed: list[int] = []
     keyed: dict[tuple[str, str, str], int] = {}
     for row in rows:

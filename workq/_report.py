@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from datetime import datetime
 
-from workq._event import Event, EventKind
+from workq._event import EventKind, event_of
 from workq._finish import Entry
 from workq._held import Held, Holding
 from workq._hub import Hub
@@ -25,8 +26,14 @@ class Reporter:
         """A handler is about to run."""
         self._tell("started", held)
 
-    def written(self, entry: Entry, run_at: datetime | None) -> None:
-        """The end of a run is committed."""
+    def written(self, entries: Sequence[tuple[Entry, datetime | None]]) -> None:
+        """The ends of these runs are committed; with each, when its row is due again."""
+        for entry, run_at in entries:
+            self._written(entry, run_at)
+            self._holding.remove(entry.held)
+        self._hub.changed()
+
+    def _written(self, entry: Entry, run_at: datetime | None) -> None:
         held, ended = entry.held, entry.ending
         if ended.kind == "failed":
             if ended.runs_again:
@@ -43,8 +50,6 @@ class Reporter:
             error=ended.error,
             retry_at=run_at if ended.runs_again else None,
         )
-        self._holding.remove(held)
-        self._hub.changed()
 
     def lost(self, held: Held) -> None:
         """The lease was lost: whatever the handler still does, its end changes nothing."""
@@ -83,15 +88,15 @@ class Reporter:
             return
         claimed = held.claimed
         self._hub.tell(
-            Event(
-                kind=kind,
-                id=claimed.lease.id,
-                queue=claimed.queue,
-                name=claimed.name,
-                key=claimed.key,
-                attempt=claimed.attempt + 1,
-                headers=parse_headers(claimed.headers),
-                at=self._hub.clock.now(),
+            event_of(
+                kind,
+                claimed.lease.id,
+                claimed.queue,
+                claimed.name,
+                claimed.key,
+                claimed.attempt + 1,
+                parse_headers(claimed.headers),
+                self._hub.clock.now(),
                 in_tx=False,
                 duration=duration,
                 error=error,

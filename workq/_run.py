@@ -20,6 +20,8 @@ from workq._threads import Threads
 
 logger = logging.getLogger("workq")
 
+DONE = Done()
+
 Next: TypeAlias = Callable[[], Awaitable[Result]]
 Middleware: TypeAlias = Callable[[Task[Any], Next], Awaitable[Result]]
 
@@ -63,7 +65,11 @@ async def _call(held: Held, task: Task[Any], middleware: Sequence[Middleware], t
     if handler.timeout is not None:
         alarm = asyncio.get_running_loop().call_later(handler.timeout, held.cancel, "timeout")
     try:
-        outcome = outcome_of(handler, await wrapped(handler, task, middleware, threads)())
+        if handler.is_async and not middleware:
+            result: object = await handler.function(task)
+        else:
+            result = await wrapped(handler, task, middleware, threads)()
+        outcome = outcome_of(handler, result)
     except BaseException as error:
         # Only a cancellation that workq asked for is one; any other error is the handler's, of whatever kind.
         outcome = cast(Outcome, error) if issubclass(type(error), Outcome) else raised(error)
@@ -107,7 +113,7 @@ def _layer(layer: Middleware, task: Task[Any], following: Next) -> Next:
 def outcome_of(handler: Handler[Any, Any], result: object) -> Outcome:
     """What a handler's return value means."""
     if result is None:
-        return Done()
+        return DONE
     if isinstance(result, Outcome):
         return result
     if not handler.warned:

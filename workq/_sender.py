@@ -30,7 +30,9 @@ class Letter(NamedTuple):
 class Sender:
     """Gathers tasks and stores them on the queue's own connection."""
 
-    def __init__(self, store: Store, shared: Shared, stored: Callable[[Item, int], None]) -> None:
+    def __init__(
+        self, store: Store, shared: Shared, stored: Callable[[Sequence[tuple[Item, int | None]]], None]
+    ) -> None:
         self._store = store
         self._shared = shared
         self._stored = stored
@@ -89,7 +91,7 @@ class Sender:
             return await self._store.insert(connection, True, items)
 
         try:
-            ids = await patiently(partial(self._shared.run, insert), self._store.clock)
+            ids = await patiently(partial(self._shared.run_here, insert), self._store.clock)
         except Interrupted as error:
             self._failed(page, OutcomeUnknown(f"the reply to the INSERT was lost: {one_line(plainly(error))}"))
         except (Unreachable, Busy) as error:
@@ -103,9 +105,8 @@ class Sender:
             for letter in page if len(page) > 1 else ():
                 await self._store_page([letter])  # so that one the database refuses does not take others along
         else:
+            self._stored(list(zip(items, ids, strict=True)))
             for letter, id in zip(page, ids, strict=True):
-                if id is not None:
-                    self._stored(letter.item, id)
                 if letter.waiting is not None and not letter.waiting.done():
                     letter.waiting.set_result(id)
 

@@ -28,34 +28,42 @@ class Shared:
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
         self._jobs: set[asyncio.Task[object]] = set()
+        self._users = 0
+        self._used_at = 0.0
         self._idle: asyncio.TimerHandle | None = None
 
     async def run(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         """Run `work` with the connection. Raises what the driver raised where nothing was sent."""
-        job = asyncio.get_running_loop().create_task(self._run(work))
+        job = asyncio.get_running_loop().create_task(self.run_here(work))
         self._jobs.add(job)
         job.add_done_callback(self._ended)
         return await asyncio.shield(job)
 
-    async def _run(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        async with self._lock:
-            if self._idle is not None:
-                self._idle.cancel()
-                self._idle = None
-            if self._connection is None:
-                self._connection = self._dialect.connection("queue")
-            return await work(self._connection)
+    async def run_here(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """As `run`, for a task of workq's own, which nobody cancels but the end of the loop."""
+        self._users += 1
+        try:
+            async with self._lock:
+                if self._connection is None:
+                    self._connection = self._dialect.connection("queue")
+                return await work(self._connection)
+        finally:
+            self._users -= 1
+            self._used_at = asyncio.get_running_loop().time()
+            if self._idle is None:
+                self._idle = asyncio.get_running_loop().call_later(IDLE, self._rest)
 
     def _ended(self, job: asyncio.Task[object]) -> None:
         self._jobs.discard(job)
         if not job.cancelled():
             job.exception()  # a cancelled caller is not there to see it
-        if not self._jobs and self._idle is None:
-            self._idle = job.get_loop().call_later(IDLE, self._rest)
 
     def _rest(self) -> None:
-        self._idle = None
-        if not self._jobs:
+        # One timer for many uses: making one for each costs more than asking when the last one was.
+        loop = asyncio.get_running_loop()
+        left = IDLE if self._users else self._used_at + IDLE - loop.time()
+        self._idle = loop.call_later(left, self._rest) if left > 0.001 else None
+        if self._idle is None:
             job = asyncio.ensure_future(self._close())
             self._jobs.add(job)
             job.add_done_callback(self._jobs.discard)

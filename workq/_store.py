@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
@@ -73,9 +74,10 @@ class Left(NamedTuple):
     running: bool
 
 
-def node_name() -> str:
+@cache
+def node_name(pid: int) -> str:
     """host:pid, for people. Nothing depends on it."""
-    return f"{socket.gethostname()}:{os.getpid()}"
+    return f"{socket.gethostname()}:{pid}"
 
 
 def parse_headers(text: str | None) -> Mapping[str, str]:
@@ -120,7 +122,7 @@ class Store:
 
     async def claim(self, conn: Connection, wanted: Wanted, urgency: Urgency) -> list[Claimed]:
         """Take due tasks, in the order they are to start."""
-        params = wanted._asdict() | {"node": node_name()}
+        params = wanted._asdict() | {"node": node_name(os.getpid())}
         rows = await self._own(conn, self._sql.claim, params, urgency)
         page = [claimed_of(row, wanted.queue, wanted.token) for row in rows]
         page.sort(key=lambda task: (task.priority, task.run_at, task.lease.id))
@@ -183,6 +185,8 @@ class Store:
         """Store tasks with one statement. Returns the id of each, None where a live task has the key."""
         if not items:
             return []
+        if len(items) == 1 and items[0].key is None:
+            return [row[0] for row in await self._on(at, own, self._sql.insert_one, items[0]._asdict())]
         if all(item.key is None for item in items):
             params = {"items": [item[:7] for item in items]}
             return ids_in_order(items, await self._on(at, own, self._sql.insert, params))

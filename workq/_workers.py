@@ -15,7 +15,7 @@ from workq._ahead import HOLD, Pace
 from workq._clock import Clock
 from workq._complete import complete
 from workq._describe import describe
-from workq._ending import Ending, Raised, Run, Settled, ending, finish_time, hand_back, parked
+from workq._ending import SUCCESS, Ending, Raised, Run, Settled, ending, finish_time, hand_back, parked
 from workq._errors import PayloadError
 from workq._finish import Entry
 from workq._held import Held, Holding
@@ -187,6 +187,8 @@ class Workers:
         self, held: Held, outcome: Outcome | None, payload: str | PayloadError | None, ended_at: float
     ) -> Ending:
         claimed = held.claimed
+        if type(outcome) is Done and not (claimed.scheduled or held.wants_completion):
+            return SUCCESS  # what nearly every run ends with
         if isinstance(payload, str):
             try:
                 self._checked(payload)

@@ -21,7 +21,7 @@ def bound(params: Params) -> Mapping[str, object]:
 def plain(value: object) -> object:
     """One parameter."""
     if isinstance(value, list | tuple):
-        return json.dumps(value, ensure_ascii=False, default=micros)
+        return ENCODER.encode(value)
     if isinstance(value, datetime | timedelta):
         return micros(value)
     return value
@@ -34,6 +34,9 @@ def micros(value: object) -> int:
     if isinstance(value, timedelta):
         return value // MICROSECOND
     raise TypeError(f"SQLite cannot store {value!r:.80}")
+
+
+ENCODER = json.JSONEncoder(ensure_ascii=False, default=micros)
 
 
 def instant(value: int | None) -> datetime | None:

@@ -28,7 +28,8 @@ from workq_aiosqlite._turn import turn_of
 
 OLDEST = (3, 35, 0)
 WAL_LIMIT = 64 << 20
-SHORTEN_EVERY = 0.5
+LOOK_AT_LOG = 64
+"""Writes between two looks at its size."""
 SHORTEN_TRIES = 20
 BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 
@@ -127,7 +128,7 @@ class File:
         self.reader = reader
         status = os.stat(path)
         self._turn = turn_of(status.st_dev, status.st_ino)
-        self._shortened = float("-inf")
+        self._writes = 0
 
     async def fetch(self, statement: Statement, params: Params, urgency: Urgency, first: bool) -> Rows:
         """Run one statement, in a transaction of its own."""
@@ -143,8 +144,8 @@ class File:
             left = max(since + wait - clock(), 0)
             sent = statement if statement.page else statement.text
             rows = await persistently(self.writer, sent, values, wait=left)
-            if clock() - self._shortened > SHORTEN_EVERY and size_of(self._log) > WAL_LIMIT:
-                self._shortened = clock()
+            self._writes += 1
+            if self._writes % LOOK_AT_LOG == 0 and size_of(self._log) > WAL_LIMIT:
                 await self._shorten()
             return read(statement, rows)
         except sqlite3.IntegrityError as error:

@@ -32,6 +32,8 @@ from workq_aiosqlite._connection import File, SQLiteConnection, opened, persiste
 
 LOOK_EVERY = 0.01
 """Seconds between looks at the file, 3 us each: commits of other processes are seen that soon."""
+FIRST_LOOK = 0.0003
+"""Seconds until the first look at a transaction of this process; the pauses grow with its age."""
 YOUNG = 0.02
 """Seconds: the kernel's file times are that coarse, so a younger change may hide one that came after it."""
 
@@ -57,6 +59,7 @@ class SQLite:
         self._file: File | None = None
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._watches: set[tuple[int, Callable[[], None]]] = set()
         self._flushes: list[Callable[[], Awaitable[None]]] = []
 
     @property
@@ -147,7 +150,22 @@ class SQLite:
             await conn.close()  # which rolls back what was not committed
 
     def after(self, tx: Transaction, callback: Callable[[], None]) -> None:
-        """`listen` sees the commit in the file."""
+        """Look soon whether the transaction is over. (`listen` sees its commit in the file, some milliseconds later.)"""
+        conn: Any = sqlalchemy.raw_connection(tx) if is_sqlalchemy(tx) else tx
+        loop = asyncio.get_running_loop()
+        watch = (id(conn), callback)
+        if watch in self._watches:
+            return
+        self._watches.add(watch)
+
+        def look(pause: float) -> None:
+            if in_transaction(conn):
+                loop.call_later(pause, look, min(pause * 1.5, LOOK_EVERY))
+            else:
+                self._watches.discard(watch)
+                callback()
+
+        loop.call_later(FIRST_LOOK, look, FIRST_LOOK)
 
     async def listen(self, heard: Callable[[str | None], None]) -> None:
         """Look at the file: whoever commits, in this process or another, changes it."""
@@ -185,6 +203,14 @@ def connection_of(tx: object) -> aiosqlite.Connection:
         f"tx must be an aiosqlite connection, or None to commit at once, not "
         f"{type(tx).__module__}.{type(tx).__qualname__}"
     )
+
+
+def in_transaction(conn: aiosqlite.Connection) -> bool:
+    """Is a transaction open on it? Not on one that is closed."""
+    try:
+        return conn.in_transaction
+    except ValueError:
+        return False
 
 
 def as_text(conn: aiosqlite.Connection, rows: Any) -> Any:

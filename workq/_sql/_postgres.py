@@ -94,6 +94,15 @@ returning v.version
 
 NOW = Statement("select statement_timestamp()", instants=(0,), writes=False)
 
+INSERT_ONE = Statement(
+    """
+insert into {table} (queue, name, payload, headers, priority, run_at)
+values ($1, $2, $3::text::json, $4::text::json, $5, coalesce($6::timestamptz, statement_timestamp() + $7::interval))
+returning id
+""",
+    args=("queue", "name", "payload", "headers", "priority", "run_at", "delay"),
+)
+
 # The identity is drawn above the sort, so ids rise in the order of the items.
 INSERT = Statement(
     """

@@ -85,6 +85,14 @@ returning version
 
 NOW = Statement("select :now", instants=(0,), writes=False)
 
+INSERT_ONE = Statement(
+    """
+insert into {table} (queue, name, payload, headers, priority, run_at, created_at)
+values (:queue, :name, :payload, :headers, :priority, coalesce(:run_at, :now + :delay), :now)
+returning id
+"""
+)
+
 INSERT = Statement(
     """
 insert into {table} (queue, name, payload, headers, priority, run_at, created_at)

@@ -57,6 +57,7 @@ class Statements:
     write_version: Statement
 
     now: Statement
+    insert_one: Statement
     insert: Statement
     insert_keyed: Statement
     insert_schedules: Statement
