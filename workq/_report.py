@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from datetime import datetime
 
+from workq._describe import kind_of
 from workq._event import EventKind, event_of
 from workq._finish import Entry
 from workq._held import Held, Holding
@@ -42,7 +43,7 @@ class Reporter:
                 level, what = logging.WARNING, "goes on at its next time"
             else:
                 level, what = logging.WARNING, "is kept as failed"
-            self._log(level, held, f"failed (run {held.claimed.attempt + 1}) and {what}")
+            self._log(level, held, f"failed{_kind(ended.error)} (run {held.claimed.attempt + 1}) and {what}")
         self._tell(
             ended.kind,
             held,
@@ -103,3 +104,8 @@ class Reporter:
                 retry_at=retry_at,
             )
         )
+
+
+def _kind(error: BaseException | str | None) -> str:
+    """What the log says of an error: not its message, which may quote a payload."""
+    return f" with {kind_of(error).encode('unicode_escape').decode()}" if isinstance(error, BaseException) else ""
