@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import logging
 import os
 import re
 import subprocess
@@ -10,16 +12,18 @@ import sys
 import tempfile
 import textwrap
 import tomllib
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anyio
 import asyncpg
 import pytest
 
 import workq
 import workq.testing
-from support import SOON, PostgresDatabase
+from support import SOON, PostgresDatabase, SQLiteDatabase
 
 ROOT = Path(workq.__file__).parents[1]
 
@@ -146,6 +150,68 @@ async def test_the_file_is_removed_however_the_test_ended(end: str, temporary: P
     assert files(temporary) == []
 
 
+# -- a transaction that is still open at the end
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("touched", ["enqueued", "read"])
+async def test_a_transaction_left_open_ends_the_test_with_the_remedy(touched: str, postgres: PostgresDatabase) -> None:
+    """DROP SCHEMA would wait for it without limit, and the test with it."""
+
+    async def test() -> None:
+        async with workq.testing.queue(postgres.url) as queue:
+            if touched == "enqueued":
+                await queue.enqueue(caller.tx, double, 1)
+            else:
+                assert await queue.get(1, tx=caller.tx) is None
+
+    async with postgres.caller() as caller:
+        with pytest.raises(RuntimeError, match="transaction") as raised:
+            await test()
+    text = str(raised.value)
+    assert "commit or roll back" in text
+    (left,) = re.findall(r"workq_test_\w+", text)
+    await postgres.rows(f"drop schema {left} cascade")
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("end", ["the body raised", "a task failed"])
+async def test_a_transaction_left_open_does_not_hide_how_the_test_ended(
+    end: str, postgres: PostgresDatabase, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with workq.testing.queue(postgres.url) as queue:
+            await run(queue, fails, "luck")
+            await queue.enqueue(caller.tx, double, 1)
+            if end == "the body raised":
+                raise KeyError("of the body")
+
+    async with postgres.caller() as caller:
+        with pytest.raises(KeyError if end == "the body raised" else AssertionError):
+            await test()
+    (line,) = [record for record in caplog.records if "commit or roll back" in record.getMessage()]
+    assert line.levelno == logging.WARNING
+    (left,) = re.findall(r"workq_test_\w+", line.getMessage())
+    await postgres.rows(f"drop schema {left} cascade")
+
+
+@pytest.mark.timeout(30)
+async def test_on_sqlite_a_transaction_left_open_is_in_nobodys_way(sqlite: SQLiteDatabase) -> None:
+    async with AsyncExitStack() as afterwards, workq.testing.queue(sqlite.url) as queue:
+        caller = await afterwards.enter_async_context(sqlite.caller())
+        await queue.enqueue(caller.tx, double, 1)
+
+
+async def test_the_schema_is_removed_though_the_test_is_cancelled(postgres: PostgresDatabase) -> None:
+    """A scope that was cancelled refuses every await in it, also those of the clean-up."""
+    before = await tables(postgres)
+    with anyio.CancelScope() as scope:
+        async with workq.testing.queue(postgres.url):
+            scope.cancel()
+            await anyio.sleep(SOON)
+    assert await tables(postgres) == before
+
+
 # -- failed tasks
 
 
@@ -220,12 +286,129 @@ async def test_what_is_no_failure_any_more_or_not_yet_passes(how: str, url: str 
                 assert await queue.retry(None, id)
 
 
-async def test_a_task_that_was_disabled_has_not_failed_unasked(url: str | None) -> None:
+@pytest.mark.parametrize("when", ["before a run", "between retries"])
+async def test_a_task_that_was_disabled_has_not_failed_unasked(when: str, url: str | None) -> None:
     """Somebody asked for it: the test, or the application that it tests."""
     async with workq.testing.queue(url) as queue:
-        id = await queue.enqueue(None, double, 1)
-        assert id is not None
+        if when == "between retries":
+            id = await run(queue, retries, "luck")
+        else:
+            id = await queue.enqueue(None, double, 1)
+            assert id is not None
         assert await queue.disable(None, id)
+
+
+@pytest.mark.parametrize("outcome", [workq.Fail("disabled"), workq.Skip("disabled")])
+async def test_a_handler_cannot_pass_for_disabled(outcome: workq.Result, url: str | None) -> None:
+    @workq.handler("pretends")
+    async def pretends(task: workq.Task[str]) -> workq.Result:
+        return outcome
+
+    with pytest.raises(AssertionError, match="'pretends': disabled"):
+        async with workq.testing.queue(url) as queue:
+            await run(queue, pretends, "luck")
+
+
+@pytest.mark.parametrize("allow_failed", [False, True])
+async def test_what_the_body_raises_names_the_tasks_that_failed(allow_failed: bool, url: str | None) -> None:
+    """An assertion that fails because a task did says why."""
+
+    async def test() -> None:
+        async with workq.testing.queue(url, allow_failed=allow_failed) as queue:
+            await run(queue, fails, "luck")
+            await run(queue, retries, "money")
+            await queue.enqueue(None, double, 1, delay=3600)
+            off = await queue.enqueue(None, double, 2, delay=3600)
+            assert off is not None
+            assert await queue.disable(None, off)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as raised:
+        await test()
+    (note,) = raised.value.__notes__
+    assert note.splitlines() == [
+        "2 task(s) failed, or will be retried:",
+        "task 1 'fails': LookupError: no luck ... raise LookupError(f\"no {task.payload}\")",
+        "task 2 'retries': LookupError: no money ... raise LookupError(f\"no {task.payload}\")",
+    ]
+
+
+async def test_what_the_body_raises_has_no_note_without_a_failed_task(url: str | None) -> None:
+    with pytest.raises(ZeroDivisionError) as raised:
+        async with workq.testing.queue(url):
+            raise ZeroDivisionError
+    assert not hasattr(raised.value, "__notes__")
+
+
+class Noteless(Exception):
+    def add_note(self, note: str, /) -> None:
+        raise TypeError("no notes")
+
+
+async def test_an_error_that_takes_no_note_is_raised_all_the_same(url: str | None) -> None:
+    async def test() -> None:
+        async with workq.testing.queue(url) as queue:
+            await run(queue, fails, "luck")
+            raise Noteless
+
+    with pytest.raises(Noteless):
+        await test()
+
+
+async def test_the_log_says_of_what_kind_an_error_was_and_not_what_it_said(caplog: pytest.LogCaptureFixture) -> None:
+    """A message may quote the payload; the name of a type, whatever it holds, stays on its line."""
+    odd = type("Odd\nforged line", (Exception,), {})
+
+    @workq.handler("odd")
+    async def raises_odd(task: workq.Task[str]) -> None:
+        raise odd(task.payload)
+
+    @workq.handler("given up")
+    async def given_up(task: workq.Task[str]) -> workq.Result:
+        return workq.Fail(f"no {task.payload}")
+
+    with caplog.at_level(logging.INFO, "workq"):
+        async with workq.testing.queue(allow_failed=True) as queue:
+            for handler in (fails, retries, raises_odd, given_up):
+                await run(queue, handler, "the secret")
+    lines = [record.getMessage() for record in caplog.records if record.name == "workq"]
+    assert "task 1 'fails' failed with LookupError (run 1) and is kept as failed" in lines
+    assert "task 2 'retries' failed with LookupError (run 1) and will run again" in lines
+    assert "task 4 'given up' failed (run 1) and is kept as failed" in lines
+    assert all("\n" not in line and "secret" not in line for line in lines)
+
+
+# -- the options of the queue
+
+
+def test_it_takes_the_options_that_a_queue_takes() -> None:
+    given = inspect.signature(workq.testing.queue, eval_str=True).parameters
+    wanted = inspect.signature(workq.Queue, eval_str=True).parameters
+    options = {name: (one.default, one.annotation) for name, one in wanted.items() if one.kind is one.KEYWORD_ONLY}
+    assert {name: (given[name].default, given[name].annotation) for name in options} == options
+
+
+async def test_the_options_reach_the_queue(url: str | None) -> None:
+    events: list[str] = []
+
+    @workq.handler("traced")
+    async def traced(task: workq.Task[str]) -> workq.Result:
+        return workq.Fail(f"{task.payload} in {task.headers['trace']}")
+
+    async with workq.testing.queue(
+        url,
+        allow_failed=True,
+        on_event=[lambda event: events.append(event.kind)],
+        headers=lambda: {"trace": "abc"},
+        redact=lambda text: text.replace("secret", "---"),
+        max_payload=20,
+    ) as queue:
+        row = await queue.get(await run(queue, traced, "secret"))
+        assert row is not None
+        assert row.error == "--- in abc"
+        assert events == ["enqueued", "started", "failed"]
+        with pytest.raises(workq.PayloadError):
+            await queue.enqueue(None, traced, "x" * 20)
 
 
 # -- a server

@@ -4,36 +4,62 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import itertools
+import logging
 import os
+import secrets
 import tempfile
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
+
+import anyio
 
 from workq._connect import connect
+from workq._event import Hook
 from workq._queue import Queue
-from workq.dialect import Statement
+from workq._task import State, TaskRow
+from workq.dialect import Busy, Dialect, Statement, Urgency
 from workq.testing._server import Server, ServerMissing, launch
 
 __all__ = ["ServerMissing", "postgres", "queue"]
 
-_numbers = itertools.count(1)
+_logger = logging.getLogger("workq")
+
+_LOCK_WAIT = 2.0
+"""Seconds that the end of a test waits for transactions of its own."""
+
+_Making: TypeAlias = Callable[[Dialect], Queue]
+
 _running: Server | None = None
 _launching = threading.Lock()
 
 
-def queue(url: str | None = None, /, *, allow_failed: bool = False) -> AbstractAsyncContextManager[Queue]:
+def queue(
+    url: str | None = None,
+    /,
+    *,
+    allow_failed: bool = False,
+    on_event: Sequence[Hook] = (),
+    max_payload: int = 1 << 20,
+    headers: Callable[[], Mapping[str, str]] | None = None,
+    redact: Callable[[str], str] | None = None,
+) -> AbstractAsyncContextManager[Queue]:
     """A migrated queue for one test: in a temporary SQLite file, or in a schema of its own in the database at `url`.
 
-    On leaving, the test fails (AssertionError) if a task has failed, unless `allow_failed`; then all is removed.
+    On leaving, the test fails (AssertionError) if a task has failed, unless `allow_failed`; then all is removed. What
+    the test itself raises gets a note that names the tasks which failed. The other options are those of `Queue`.
 
         async with workq.testing.queue() as q, workq.Executor(q, handlers):
             ...
             await q.wait(timeout=5)
+
+    Raises RuntimeError on leaving if a transaction that used the schema is still open.
     """
-    return _temporary(allow_failed) if url is None else _elsewhere(url, allow_failed)
+    making = partial(Queue, on_event=on_event, max_payload=max_payload, headers=headers, redact=redact)
+    return _temporary(making, allow_failed) if url is None else _elsewhere(url, making, allow_failed)
 
 
 @asynccontextmanager
@@ -60,39 +86,97 @@ def _url() -> str:
 
 
 @asynccontextmanager
-async def _temporary(allow_failed: bool) -> AsyncGenerator[Queue]:
+async def _temporary(making: _Making, allow_failed: bool) -> AsyncGenerator[Queue]:
     with tempfile.TemporaryDirectory(prefix="workq-") as folder:
-        async with connect(f"sqlite:///{Path(folder, 'test.db')}") as db:
-            queue = Queue(db)
-            await queue.migrate()
+        async with _elsewhere(f"sqlite:///{Path(folder, 'test.db')}", making, allow_failed) as queue:
             yield queue
-            await _check(queue, allow_failed)
 
 
 @asynccontextmanager
-async def _elsewhere(url: str, allow_failed: bool) -> AsyncGenerator[Queue]:
+async def _elsewhere(url: str, making: _Making, allow_failed: bool) -> AsyncGenerator[Queue]:
     if url.startswith("sqlite"):
-        async with connect(url) as db:
-            queue = Queue(db)
-            await queue.migrate()
+        async with connect(url) as db, _migrated(making(db), allow_failed) as queue:
             yield queue
-            await _check(queue, allow_failed)
         return
-    schema = f"workq_test_{os.getpid()}_{next(_numbers)}"
-    async with connect(url, schema=schema) as db:
-        queue = Queue(db)
-        await queue.migrate()
-        try:
-            yield queue
-            await _check(queue, allow_failed)
-        finally:
-            async with db.transaction() as tx:
-                await db.fetch(Statement(f"drop schema {db.sql.names.schema} cascade"), {}, tx)
+    # Random, because a schema may have to stay, and the process ids of containers come again.
+    schema = f"workq_test_{os.getpid()}_{secrets.token_hex(4)}"
+    async with connect(url, schema=schema) as db, _dropped(db), _migrated(making(db), allow_failed) as queue:
+        yield queue
 
 
-async def _check(queue: Queue, allow_failed: bool) -> None:
-    rows = [] if allow_failed else await queue.find(state="failed", limit=1000)
-    failed = [row for row in rows if row.error != "disabled"]  # which is what the test asked for
+@asynccontextmanager
+async def _migrated(queue: Queue, allow_failed: bool) -> AsyncGenerator[Queue]:
+    await queue.migrate()
+    try:
+        yield queue
+    except BaseException as error:
+        await _explain(error, queue)
+        raise
+    failed = [] if allow_failed else await _with_errors(queue, "failed")
     if failed:
         lines = "\n\n".join(f"task {row.id} {row.name!r}: {row.error}" for row in failed[:20])
         raise AssertionError(f"{len(failed)} task(s) failed:\n\n{lines}")
+
+
+async def _explain(error: BaseException, queue: Queue) -> None:
+    """Tell the test's own error which tasks failed: often they are the reason."""
+    try:
+        with anyio.move_on_after(_LOCK_WAIT, shield=True):
+            rows = await _with_errors(queue, "failed") + await _with_errors(queue, "waiting")
+            if rows:
+                lines = [f"task {row.id} {row.name!r}: {_ends(row.error or '')}" for row in rows[:20]]
+                error.add_note("\n".join([f"{len(rows)} task(s) failed, or will be retried:", *lines]))
+    except Exception as mistake:
+        _logger.warning("the failed tasks of a test cannot be shown: %s", type(mistake).__name__)
+
+
+def _ends(error: str) -> str:
+    """The first and the last line: what it is, and where it was raised."""
+    lines = [line.strip() for line in error.splitlines() if line.strip()] or [""]
+    return lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
+
+
+async def _with_errors(queue: Queue, state: State) -> list[TaskRow]:
+    rows = await queue.find(state=state, limit=1000)
+    return [row for row in rows if (row.failed_at or row.error) and not _disabled(row)]
+
+
+def _disabled(row: TaskRow) -> bool:
+    """Somebody asked for it.
+
+    A handler may give the same error, but its end is written with the failure (`finished_at` after `failed_at`, by
+    the order of the columns), and `disable` leaves the end of an earlier run as it was.
+    """
+    if row.error != "disabled" or row.failed_at is None:
+        return False
+    return row.finished_at is None or row.failed_at > row.finished_at
+
+
+@asynccontextmanager
+async def _dropped(db: Dialect) -> AsyncGenerator[None]:
+    try:
+        yield
+    except BaseException:
+        try:
+            await _drop(db)
+        except Exception as error:
+            _logger.warning("%s", error)
+        raise
+    await _drop(db)
+
+
+async def _drop(db: Dialect) -> None:
+    schema = db.sql.names.schema
+    # Not in db.transaction(): tests in other processes would wait with this one.
+    connection = db.connection("the end of a test")
+    with anyio.CancelScope(shield=True):
+        try:
+            drop = Statement(f"drop schema if exists {schema} cascade", waits=True)
+            await connection.fetch(drop, {}, Urgency(timeout=5 * _LOCK_WAIT, lock_wait=_LOCK_WAIT))
+        except Busy:
+            raise RuntimeError(
+                f"a transaction that used {schema} is still open, so the schema stays: commit or roll back before "
+                "workq.testing.queue() is left (open it inside the `async with`, and let an `async with` end it)"
+            ) from None
+        finally:
+            await connection.close()
