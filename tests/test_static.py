@@ -155,8 +155,9 @@ def test_no_hole_is_left_in_a_statement() -> None:
     """F52, F53: every name is filled in, quoted and qualified."""
     for sql, schema in ((POSTGRES, "some schema"), (SQLITE, "main")):
         for name, statement in statements(sql).items():
-            assert re.search(r"\{\w+(:\w+)?\}", statement.text) is None, name
-            rest = re.sub(f'"{schema}"."some table(_version)?"', "", statement.text)
+            text = statement.page + statement.text
+            assert re.search(r"\{\w+(:\w+)?\}", text) is None, name
+            rest = re.sub(f'"{schema}"."some table(_version)?"', "", text)
             assert "some table" not in rest, name
 
 
@@ -174,7 +175,7 @@ def test_every_statement_for_sqlite_begins_with_a_verb(name: str) -> None:
 @pytest.mark.parametrize("name", statements(SQLITE))
 def test_no_statement_for_sqlite_needs_a_newer_one_than_3_35(name: str) -> None:
     """`->` and `->>` came with 3.38, RIGHT and FULL JOIN with 3.39, `is distinct from` with 3.39."""
-    text = code_of(statements(SQLITE)[name].text).lower()
+    text = code_of(statements(SQLITE)[name].page + statements(SQLITE)[name].text).lower()
     for newer in ("->", "right join", "full join", "is distinct from", "is not distinct from", "unixepoch", "iif("):
         assert newer not in text
 
@@ -200,7 +201,7 @@ def test_every_write_by_a_holder_names_id_version_and_token(name: str) -> None:
 def test_every_statement_is_a_holders_a_claim_or_an_operators() -> None:
     """A new one has to be put on the list above, or on this one."""
     schema = {"schema_exists", "table_exists", "read_version", "write_version"}
-    producers = {"insert", "insert_keyed", "insert_schedules", "ring"}
+    producers = {"insert_one", "insert", "insert_keyed", "insert_schedules", "ring"}
     operators = {"retry", "retry_all", "reschedule", "disable", "delete", "get", "find", "find_failed", "left"}
     others = schema | producers | operators | {"now", "claim", "look"}
     assert set(statements(POSTGRES)) == others | set(HOLDERS)
@@ -240,7 +241,7 @@ def test_no_statement_takes_whatever_columns_there_are(name: str) -> None:
     """F25: an explicit list survives a migration beside it."""
     for sql in (POSTGRES, SQLITE):
         if name in statements(sql):
-            text = code_of(statements(sql)[name].text)
+            text = code_of(statements(sql)[name].page + statements(sql)[name].text)
             assert re.search(r"\bselect \*|\breturning \*|\w\.\*", text) is None
 
 

@@ -150,7 +150,7 @@ class SQLite:
             await conn.close()  # which rolls back what was not committed
 
     def after(self, tx: Transaction, callback: Callable[[], None]) -> None:
-        """Look soon whether the transaction is over. (`listen` sees its commit in the file, some milliseconds later.)"""
+        """Look soon whether the transaction is over; `listen` would see its commit some milliseconds later."""
         conn: Any = sqlalchemy.raw_connection(tx) if is_sqlalchemy(tx) else tx
         loop = asyncio.get_running_loop()
         watch = (id(conn), callback)

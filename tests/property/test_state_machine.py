@@ -99,8 +99,8 @@ class Node:
     async def claim(self, late: bool) -> Gate | None:
         """Claim with one free place. The gate of the run that began."""
         before, life = len(self._opened), self._life
-        for claimed in await life._claimer.once(1):  # pyright: ignore[reportPrivateUsage]
-            life.workers.take(claimed, asyncio.get_running_loop().time(), late=late)
+        page = await life._claimer.once(1)  # pyright: ignore[reportPrivateUsage]
+        life.workers.take(page, asyncio.get_running_loop().time(), late=late)
         await self._written()
         return self._opened[-1] if len(self._opened) > before else None
 

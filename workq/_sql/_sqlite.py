@@ -198,7 +198,9 @@ select json_group_array(json_array(
          taken.attempt, taken.lost + (taken.locked_until is not null
                                       and taken.locked_by not in (select k.value from json_each(:tokens) k)),
          taken.payload, taken.headers, :now))
-  from (select w.*, sum(length(w.payload)) over (rows unbounded preceding) / 4000000 as part,
+  from (select w.id, w.version, w.name, w.key, w.scheduled, w.priority, w.run_at, w.attempt, w.lost, w.payload,
+               w.headers, w.locked_by, w.locked_until,
+               sum(length(w.payload)) over (rows unbounded preceding) / 4000000 as part,
                max(:ahead and (w.lost > 0 or w.locked_until is not null)) over (rows unbounded preceding) as past
           from page p cross join {table} w on w.id = p.id) taken
  where not taken.past
@@ -221,7 +223,11 @@ returning id, version, 1 as extended
 
 SUCCEED = Statement(
     """
-delete from {table} where id in (select i.value from json_each(:ids) i)
+delete from {table}
+ where id in (
+   select w.id from json_each(:leases) h
+     join {table} w on w.id = json_extract(h.value, '$[0]')
+      and w.version = json_extract(h.value, '$[1]') and w.locked_by = json_extract(h.value, '$[2]'))
 """,
     page="""
 select json_group_array(json_array(w.id))
