@@ -95,6 +95,7 @@ class Node:
         settings = replace(executor._settings, poll_interval=1e-9)  # pyright: ignore[reportPrivateUsage]
         claim, finish, beat = lines
         self._life = Life(settings, queue.hub, Holding(), claim=claim, finish=finish, beat=beat)
+        self._life._claimer._suspects_every = 0  # pyright: ignore[reportPrivateUsage]
 
     async def claim(self, late: bool) -> Gate | None:
         """Claim with one free place. The gate of the run that began."""
@@ -610,8 +611,9 @@ def planted(bug: tuple[str, str, str]) -> Plant:
         field, pattern, instead = bug
         statement: Statement = getattr(statements, field)
         text, times = re.subn(pattern, instead, statement.text)
-        assert times
-        return replace(statements, **{field: replace(statement, text=text)})
+        page, more = re.subn(pattern, instead, statement.page)
+        assert times + more
+        return replace(statements, **{field: replace(statement, text=text, page=page)})
 
     return plant
 
