@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Any, Generic, Literal, NamedTuple, NewType, NotRequired, TypeVar
+from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, NotRequired, TypeVar
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -364,6 +364,10 @@ RIGHT: list[tuple[Any, Any]] = [
     (str, "null"),
     (Literal["a", 1], 1),
     (NewType("UserId", int), 3),
+    (Annotated[int, "of users"], 3),
+    (list[Annotated[int, "of users"]], [3]),
+    (dict[Annotated[str, "of users"], Annotated[Email, "theirs"] | None], {"x": Email("a")}),
+    (Annotated[float, "or not"] | int, 3),
     (Cached, Cached("a", hits=[1])),
     (Computed, Computed("a")),
 ]

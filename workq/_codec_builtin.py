@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeAlias, TypeGuard, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias, TypeGuard, Union, get_args, get_origin, get_type_hints
 
 from workq import _json
 from workq._codec_same import name_of
@@ -62,14 +62,14 @@ def plain(value: Any) -> Any:
 
 def view_of(kind: Any, known: dict[Any, View]) -> View:
     """The view of a type. `known` holds the dataclasses met on the way here, which may contain themselves."""
-    kind = getattr(kind, "__supertype__", kind)  # NewType
+    kind = bare(kind)
     arguments = get_args(kind)
     match get_origin(kind) or kind:
         case native if native in NATIVE_KINDS:
             return NATIVE_KINDS[native]
         case origin if origin is list:
             return view_of_list(view_of(arguments[0] if arguments else Any, known))
-        case origin if origin is dict and (not arguments or arguments[0] is str):
+        case origin if origin is dict and (not arguments or bare(arguments[0]) is str):
             return view_of_dict(view_of(arguments[1] if arguments else Any, known))
         case origin if origin is Union or origin is UnionType:
             return view_of_union(kind, arguments, known)
@@ -170,6 +170,7 @@ def view_of_literal(kind: Any, choices: tuple[Any, ...]) -> View:
 
 
 def view_of_union(kind: Any, members: tuple[Any, ...], known: dict[Any, View]) -> View:
+    members = tuple(map(bare, members))
     # An int fits both int and float, and should come back as the int it was.
     scalars = [view_of(member, known) for member in sorted(filter(is_scalar, members), key=lambda kind: kind is float)]
     others = [view_of(member, known) for member in members if not is_scalar(member)]
@@ -189,8 +190,14 @@ def view_of_union(kind: Any, members: tuple[Any, ...], known: dict[Any, View]) -
     return view
 
 
+def bare(kind: Any) -> Any:
+    """What a NewType or an Annotated is of."""
+    while hasattr(kind, "__supertype__") or get_origin(kind) is Annotated:
+        kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind.__supertype__
+    return kind
+
+
 def is_scalar(kind: Any) -> bool:
-    kind = getattr(kind, "__supertype__", kind)
     return kind in NATIVE_KINDS or get_origin(kind) is Literal
 
 
