@@ -6,9 +6,9 @@ import enum
 import itertools
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, NotRequired, TypeVar
 from uuid import UUID
@@ -32,6 +32,7 @@ def numbered() -> Callable[[object], str]:
     """Names for parameters whose text is not the same in every process."""
     numbers = itertools.count(1)
     return lambda value: str(next(numbers))
+
 
 LIBRARIES = ("msgspec", "pydantic", "builtin")
 INNER = TypeVar("INNER")
@@ -453,6 +454,54 @@ def test_what_a_subclass_adds_need_not_be_storable(library: str) -> None:
         codec.dumps(TracedEmail(3))  # type: ignore[arg-type]
 
 
+@dataclass
+class Envelope:
+    email: Email
+    copies: dict[str, list[Email | None]] = field(default_factory=dict[str, list[Email | None]])
+
+
+@every_library
+@pytest.mark.parametrize(
+    ("kind", "payload", "view"),
+    [
+        (list[Email], [Email("a"), TracedEmail("b", trace=object())], [Email("a"), Email("b")]),
+        (Envelope, Envelope(TracedEmail("a", trace=object())), Envelope(Email("a"))),
+        (
+            list[Envelope],
+            [Envelope(Email("a"), {"x": [None, TracedEmail("b", trace=object())]})],
+            [Envelope(Email("a"), {"x": [None, Email("b")]})],
+        ),
+    ],
+    ids=numbered(),
+)
+def test_subclasses_at_any_depth_are_stored_as_the_declared_type(
+    library: str, kind: Any, payload: Any, view: Any
+) -> None:
+    codec = codec_with(library, kind)
+    assert same(codec.loads(codec.dumps(payload)), view)
+
+
+@pytest.mark.parametrize("library", ["msgspec", "pydantic"])
+def test_what_cannot_be_stored_of_a_subclass_further_down_is_refused_by_its_place(library: str) -> None:
+    with pytest.raises(PayloadError, match=r"the payload of type list\[Envelope\]: .*str.* - at `\$\[0\]\.email\.to`"):
+        codec_with(library, list[Envelope]).dumps([Envelope(TracedEmail(3, trace=object()))])  # type: ignore[arg-type]
+
+
+@every_library
+@pytest.mark.parametrize("number", [NAN, INFINITY, -INFINITY])
+@pytest.mark.parametrize("kind", [float, list[float], list[int | float], Item])
+def test_the_refusal_of_a_float_that_is_no_number_says_so(library: str, kind: Any, number: float) -> None:
+    payload = {float: number, Item: Item("a", 1, number)}.get(kind, [1, number])
+    with pytest.raises(PayloadError, match=r"JSON does not have, cannot be stored|JSON has no such number"):
+        codec_with(library, kind).dumps(payload)
+
+
+@every_library
+def test_the_refusal_of_a_type_that_changes_its_value_names_the_remedy(library: str) -> None:
+    with pytest.raises(PayloadError, match=r"`\$.amount` would not come back equal.*__post_init__.*codec=\.\.\."):
+        codec_with(library, Doubling).dumps(Doubling(2))
+
+
 @every_library
 def test_objects_that_equal_only_themselves_are_taken(library: str) -> None:
     codec = codec_with(library, ById)
@@ -624,6 +673,76 @@ def test_what_only_encodes_alike_is_refused(library: str, kind: Any, payload: An
         codec_with(library, kind).dumps(payload)
 
 
+class Span(NamedTuple):
+    span: timedelta
+    raw: bytes
+
+
+class Blob(TypedDict):
+    type: bytes
+    default: NotRequired[timedelta]
+
+
+@dataclass
+class Either:
+    raw: bytes | Email | None
+    span: timedelta | Email | None
+
+
+LONG = timedelta(days=400, hours=25, microseconds=1)
+BERLIN = ZoneInfo("Europe/Berlin")
+
+ALIKE: list[tuple[Any, list[Any]]] = [
+    (bytes, [b"", b"hello\0", b"abcd", b"\xff\xfb\xbf\xfe"]),
+    (set[bytes], [{b"\xff"}]),
+    (Sequence[bytes], [[b"\xff"]]),
+    (dict[bytes, timedelta], [{b"\xff\xfb": LONG}]),
+    (list[Annotated[bytes, pydantic.Field(max_length=2)]], [[b"\xff\xfb", b""]]),
+    (timedelta, [timedelta(0), timedelta(hours=1), LONG, -LONG, timedelta(microseconds=-1), timedelta(10),
+                 timedelta(days=365), timedelta.max, timedelta.min]),
+    (datetime, [RICH.at, RICH.at.replace(tzinfo=None), datetime(2026, 7, 1, 1, microsecond=5, tzinfo=BERLIN),
+                datetime.min.replace(tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, 999999, UTC),
+                datetime(2026, 1, 1, tzinfo=timezone(-timedelta(hours=23, minutes=59)))]),
+    (date, [date.min, RICH.day, date.max]),
+    (time, [time(), time(1, 2, 3, 4), time(1, tzinfo=UTC), time(1, tzinfo=timezone(timedelta(minutes=-90)))]),
+    (UUID, [ID, UUID(int=0)]),
+    (Decimal, [Decimal(text) for text in ("1.10", "1E+3", "-0", "0E+5", "1E-30", "Infinity", "9" * 50)]),
+    (Decimal | int, [Decimal(5), 5]),
+    (Color | Level, [Color.RED, Level.LOW]),
+    (Word, [Word.HI]),
+    (set[int], [{3, 1}, set()]),
+    (frozenset[Key], [frozenset({Key("a")})]),
+    (tuple[int, bytes], [(1, b"\xff")]),
+    (tuple[timedelta, ...], [(LONG, LONG)]),
+    (dict[UUID, date], [{ID: date.max}]),
+    (dict[timedelta, Decimal], [{LONG: Decimal("1.0")}]),
+    (dict[Color, time], [{Color.RED: time(1)}]),
+    (Rich, [RICH]),
+    (Span, [Span(LONG, b"\xff")]),
+    (Blob, [{"type": b"\xff"}, {"type": b"", "default": LONG}]),
+    (Either, [Either(b"\xff", LONG), Either(Email("a"), Email("b")), Either(None, None)]),
+    (list[Box[bytes]], [[Box(b"\xff")]]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "payloads"), ALIKE, ids=numbered())
+def test_either_library_writes_the_same_text_and_reads_the_others(kind: Any, payloads: list[Any]) -> None:
+    """A task may be enqueued where one is installed, and run where the other is."""
+    by_msgspec, by_pydantic = codec_with("msgspec", kind), codec_with("pydantic", kind)
+    for payload in payloads:
+        text = by_msgspec.dumps(payload)
+        assert by_pydantic.dumps(payload) == text
+        for codec in (by_msgspec, by_pydantic):
+            assert codec.loads(text) == payload
+
+
+@pytest.mark.parametrize("library", ["msgspec", "pydantic"])
+@pytest.mark.parametrize("text", ['"hello"', '"_-8="', '"\u00e4"', "3", "[1]"])
+def test_text_that_is_no_base64_is_refused(library: str, text: str) -> None:
+    with pytest.raises(PayloadError):
+        codec_with(library, bytes).loads(text)
+
+
 @pytest.mark.parametrize("library", ["msgspec", "pydantic"])
 def test_a_set_of_a_subclass_comes_back_as_a_set_of_the_declared_type(library: str) -> None:
     codec = codec_with(library, set[Key])
@@ -670,6 +789,19 @@ class Cat(msgspec.Struct, tag=True):
     name: str
 
 
+class TracedCat(Cat):
+    trace: object = None
+
+
+class Pair(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    left: int
+    right: int = 0
+
+
+class TracedPair(Pair):
+    trace: object = None
+
+
 class Dog(msgspec.Struct, tag=True):
     name: str
 
@@ -695,6 +827,39 @@ def test_structs_and_attrs_classes_come_back() -> None:
     assert same(codec_for(Struct).loads(codec_for(Struct).dumps(WiderStruct("a", extra=object()))), Struct("a"))
     with pytest.raises(PayloadError, match=r"the payload of type Struct: Expected `int`, got `str` - at `\$.count`"):
         codec_for(Struct).dumps(Struct("a", "b"))  # type: ignore[arg-type]
+
+
+class Seen(NamedTuple):
+    struct: Struct
+
+
+class Zoo(TypedDict):
+    cats: NotRequired[list[Cat | Dog]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "view"),
+    [
+        (list[Struct], [WiderStruct("a")], [Struct("a")]),
+        (dict[int, Struct | None], {1: WiderStruct("a", extra=object()), 2: None}, {1: Struct("a"), 2: None}),
+        (list[Cat], [Cat("a"), TracedCat("b")], [Cat("a"), Cat("b")]),
+        (Cat | Dog, TracedCat("a"), Cat("a")),
+        (Zoo, {"cats": [TracedCat("a", object()), Dog("b")]}, {"cats": [Cat("a"), Dog("b")]}),
+        (tuple[Struct, int], (WiderStruct("a", extra=object()), 1), (Struct("a"), 1)),
+        (tuple[Pair, ...], (TracedPair(1, 2, object()),), (Pair(1, 2),)),
+        (Seen, Seen(WiderStruct("a", extra=object())), Seen(Struct("a"))),
+        (Box[Annotated[Struct, msgspec.Meta(extra={"x": 1})]], Box(WiderStruct("a")), Box(Struct("a"))),
+    ],
+    ids=numbered(),
+)
+def test_subclasses_of_structs_are_stored_as_declared_wherever_they_are(kind: Any, payload: Any, view: Any) -> None:
+    codec = codec_for(kind)
+    assert same(codec.loads(codec.dumps(payload)), view)
+
+
+def test_what_msgspec_cannot_write_is_refused_by_its_place() -> None:
+    with pytest.raises(PayloadError, match=r"objects of type object is unsupported - at `\$\[0\].inner\['x'\]`"):
+        codec_for(list[Box[dict[str, Any]]]).dumps([Box({"x": object()})])
 
 
 # Pydantic models
@@ -767,6 +932,20 @@ class Own:
         )
 
 
+class Raw(pydantic.BaseModel):
+    raw: bytes
+
+
+class SafeRaw(Raw):
+    model_config = pydantic.ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+
+
+@dataclass
+class RawHolder:
+    raw: bytes
+    model: Raw
+
+
 @dataclass
 class Holder:
     model: Model
@@ -785,6 +964,11 @@ MODELS: list[tuple[Any, Any]] = [
     (Model | None, Model(name="a")),
     (Model | int, 3),
     (pydantic.RootModel[list[int]], pydantic.RootModel[list[int]]([1])),
+    (Raw, Raw(raw=b"a\0")),
+    (SafeRaw, SafeRaw(raw=b"\xff\xfb\xbf")),
+    (RawHolder, RawHolder(b"\xff", Raw(raw=b"a\0"))),
+    (pydantic.Base64Bytes, b"\xff\xfb\xbf"),
+    (str | bytes, "abcd"),
 ]
 
 
@@ -883,6 +1067,13 @@ def test_the_error_of_a_model_says_where_and_not_what(kind: Any, text: str, plac
         codec_for(kind).loads(text)
     assert "hunter2" not in str(caught.value)
     assert caught.value.__suppress_context__
+
+
+def test_what_a_model_hides_or_cannot_write_is_refused_with_the_remedy() -> None:
+    with pytest.raises(PayloadError, match=r"`\$.password` would not come back equal.*SecretStr.*codec=\.\.\."):
+        codec_for(Secret).dumps(Secret(password=pydantic.SecretStr("x")))
+    with pytest.raises(PayloadError, match='a model with bytes needs .*val_json_bytes="base64"'):
+        codec_for(Raw).dumps(Raw(raw=b"\xff"))
 
 
 def test_a_model_is_refused_without_its_values() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Protocol, cast, get_origin
 
 from typing_extensions import TypeVar, is_typeddict
@@ -13,6 +14,9 @@ from workq._codec_ways import Unsupported, Ways, is_model, model_ways, msgspec_w
 from workq._errors import PayloadError
 
 P = TypeVar("P", default=Any)
+
+# Of msgspec and of pydantic, which both write null for a float that is no JSON number.
+NULL_FOR_FLOAT = re.compile(r"Expected `[^`]*\bfloat\b[^`]*`, got `null`|valid number, not null")
 
 
 class Codec(Protocol[P]):
@@ -123,7 +127,7 @@ class TypedCodec:
             return self._dumps(payload)
         except Exception as error:
             # A chained error would be printed with it, and pydantic's shows the payload.
-            raise PayloadError(f"{self._what}: {reason(error)}") from None
+            raise PayloadError(f"{self._what}: {reason(error)}{remedy(reason(error))}") from None
 
     def loads(self, text: str, /) -> Any:
         try:
@@ -147,6 +151,15 @@ def class_of(kind: Any) -> type[Any] | None:
     if isinstance(kind, type) and get_origin(kind) is None and not is_typeddict(kind) and kind is not float:
         return cast("type[Any]", generic_of(kind))
     return None
+
+
+def remedy(problem: str) -> str:
+    """What to do about problems whose messages do not say it."""
+    if NULL_FOR_FLOAT.search(problem):
+        return "; NaN and infinities, which JSON does not have, cannot be stored"
+    if "invalid utf-8 sequence" in problem:
+        return '; a model with bytes needs ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")'
+    return ""
 
 
 def reason(error: Exception) -> str:

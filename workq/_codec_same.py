@@ -13,7 +13,11 @@ from workq._json import INFINITIES
 Difference: TypeAlias = tuple[str, str]
 
 NATIVE = frozenset((str, int, float, bool, type(None)))
-UNEQUAL: Difference = ("", "would not come back equal")
+UNEQUAL: Difference = (
+    "",
+    "would not come back equal, as when its type hides it (SecretStr), or __post_init__ or a validator changes it. "
+    "Declare a plainer type, or give your own codec: Spec(name, Type, codec=...)",
+)
 
 
 def difference(given: Any, back: Any) -> Difference | None:

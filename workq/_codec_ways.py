@@ -29,44 +29,39 @@ def msgspec_ways(kind: Any) -> Ways:
     import msgspec
     import msgspec.inspect
 
+    from workq._codec_declared import as_declared, class_of, nodes_of
+
     try:
-        unknown = foreign_class(msgspec.inspect.type_info(kind))
+        info = msgspec.inspect.type_info(kind)
     except TypeError as error:
         raise Unsupported(f"msgspec: {error}") from None
-    if unknown is not None:
-        raise Unsupported(f"msgspec does not know {name_of(unknown)}")
+    nodes = list(nodes_of(info))
+    for node in nodes:
+        if is_foreign(node):
+            raise Unsupported(f"msgspec does not know {name_of(node.cls)}")
+    declared = set(map(class_of, nodes))
     encode_all = msgspec.json.Encoder(enc_hook=native_of).encode
     decode = msgspec.json.Decoder[Any](kind).decode
 
     def encode(payload: Any) -> str:
-        if payload.__class__ is not kind and fields_of(payload.__class__):
-            # Of a subclass: what it adds may be forbidden to read, or impossible to write.
-            payload = msgspec.convert(payload, kind, from_attributes=True)
-        # Reading drops what the instances of subclasses further down add.
-        return encode_all(decode(encode_all(payload))).decode()
+        if payload.__class__ in declared or not fields_of(payload.__class__):
+            try:
+                # Reading drops what the instances of subclasses further down add.
+                return encode_all(decode(encode_all(payload))).decode()
+            except Exception:  # noqa: S110
+                pass  # What they add may be forbidden to read, or impossible to write.
+        return encode_all(decode(encode_all(as_declared(payload, info, encode_all)))).decode()
 
     return Ways(encode, decode)
 
 
-def foreign_class(info: Any) -> Any:
-    """A class inside a type that msgspec takes for its user's own, or that is pydantic's; None if there is none."""
-    from msgspec.inspect import CustomType, DataclassType, Field, Type
+def is_foreign(node: Any) -> bool:
+    """Whether msgspec describes a class that it takes for its user's own, or that is pydantic's."""
+    from msgspec.inspect import CustomType, DataclassType
 
-    seen: set[int] = set()
-    left: list[Any] = [info]
-    while left:
-        node = left.pop()
-        if node.__class__ is tuple:
-            left += node
-        elif isinstance(node, (Type, Field)) and id(node) not in seen:
-            seen.add(id(node))
-            # Any value is an object, so this one class needs no hook.
-            if isinstance(node, CustomType) and node.cls is not object:
-                return node.cls
-            if isinstance(node, DataclassType) and hasattr(node.cls, "__pydantic_validator__"):
-                return node.cls
-            left += [getattr(node, name) for name in node.__struct_fields__]
-    return None
+    # Any value is an object, so this one class needs no hook.
+    custom = isinstance(node, CustomType) and node.cls is not object
+    return custom or (isinstance(node, DataclassType) and hasattr(node.cls, "__pydantic_validator__"))
 
 
 def native_of(value: Any) -> Any:
@@ -118,20 +113,26 @@ def model_ways(kind: Any) -> Ways:
 def pydantic_ways(kind: Any) -> Ways:
     """What has a pydantic model somewhere inside, and all else if there is no msgspec."""
     import pydantic
+    import pydantic_core
+
+    from workq._codec_alike import alike
 
     try:
         adapter = pydantic.TypeAdapter[Any](kind)
         if not getattr(adapter, "pydantic_complete", True):
             adapter.rebuild()
+        schema = alike(adapter.core_schema)
+        serializer = pydantic_core.SchemaSerializer(schema)
+        validator = pydantic_core.SchemaValidator(schema)
     except NameError:
         raise
     except Exception as error:
         raise Unsupported("pydantic: " + str(error).partition("\n")[0].partition(". ")[0]) from None
 
     def encode(payload: Any) -> str:
-        return adapter.dump_json(payload, by_alias=True, round_trip=True, warnings=False).decode()
+        return serializer.to_json(payload, by_alias=True, round_trip=True, warnings=False).decode()
 
-    return Ways(encode, by_either_name(adapter.validate_json))
+    return Ways(encode, by_either_name(validator.validate_json))
 
 
 def by_either_name(validate: Callable[..., Any]) -> Callable[[str], Any]:
@@ -153,7 +154,10 @@ def validation_reason(error: Exception) -> str | None:
     faults: list[str] = []
     for fault in cast("Any", error).errors(include_url=False, include_context=False):
         path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in fault["loc"])
-        # This one message quotes a value.
-        message = "Unknown tag" if fault["type"] == "union_tag_invalid" else fault["msg"]
+        message = fault["msg"]
+        if fault["type"] == "union_tag_invalid":
+            message = "Unknown tag"  # theirs quotes a value
+        elif fault["type"] == "float_type" and fault["input"] is None:
+            message += ", not null"
         faults.append(f"{message} - at `${path}`")
     return "; ".join(faults[:3]) + (f"; and {len(faults) - 3} more" if len(faults) > 3 else "")

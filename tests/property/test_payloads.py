@@ -23,6 +23,8 @@ from typing_extensions import TypedDict
 
 import workq
 from support import SOON, Database, PostgresDatabase, SQLiteDatabase
+from workq._codec import TypedCodec
+from workq._codec_ways import msgspec_ways, pydantic_ways
 
 # -- values
 
@@ -427,6 +429,27 @@ async def test_both_databases_agree_on_typed_payloads_and_give_them_back_equal(
 async def test_both_databases_agree_on_thousands_of_typed_payloads(both: list[Side], typed: tuple[str, Any]) -> None:
     """F43."""
     await check_typed(both, typed)
+
+
+alike = st.sampled_from(["dataclass", "NamedTuple", "list of dataclasses", "dict of instants"])
+
+
+@settings(quick, max_examples=200)
+@given(typed=alike.flatmap(lambda name: TYPES[name][1].map(lambda value: (TYPES[name][0], value))))
+def test_msgspec_and_pydantic_write_the_same_and_read_each_others(typed: tuple[Any, Any]) -> None:
+    """F43: the one process may have msgspec installed and the other pydantic."""
+    kind, payload = typed
+    codecs = [TypedCodec(kind, msgspec_ways(kind)), TypedCodec(kind, pydantic_ways(kind))]
+    for writer in codecs:
+        try:
+            text = writer.dumps(payload)
+        except workq.PayloadError:
+            for other in codecs:
+                with pytest.raises(workq.PayloadError):
+                    other.dumps(payload)
+            return
+        for reader in codecs:
+            assert plain(reader.loads(text)) == plain(payload)
 
 
 async def test_of_every_type_ordinary_values_are_taken(both: list[Side]) -> None:
