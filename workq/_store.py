@@ -104,13 +104,14 @@ class Store:
 
     async def _own(self, conn: Connection, statement: Statement, params: Params, urgency: Urgency = PATIENT) -> Rows:
         # The time is read before the statement waits for SQLite's writer; PostgreSQL takes its own.
-        return await conn.fetch(statement, {"now": self.clock.now(), **params}, urgency)
+        return await conn.fetch(statement, {"now": self.clock.now(), "series": 1, **params}, urgency)
 
     async def _on(self, at: Connection | Transaction, own: bool, statement: Statement, params: Params) -> Rows:
         if own:
             urgency = BRIEF if statement.waits else PATIENT
             return await self._own(at, statement, params, urgency)  # type: ignore[arg-type]
-        return await self.dialect.fetch(statement, {"now": self.clock.now(), **params}, at)  # type: ignore[arg-type]
+        everything = {"now": self.clock.now(), "series": 1, **params}
+        return await self.dialect.fetch(statement, everything, at)  # type: ignore[arg-type]
 
     # -- an executor's loops
 

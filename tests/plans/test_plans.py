@@ -130,7 +130,7 @@ class Table(NamedTuple):
 
     async def plans(self, statement: Statement, params: dict[str, Any]) -> list[Plan]:
         """The plans of eight executions: PostgreSQL decides after five whether a general one will do."""
-        arguments = ", ".join(literal(value) for value in statement.positional(params))
+        arguments = ", ".join(literal(value) for value in statement.positional({"series": 1, **params}))
         found: list[Plan] = []
         await self.conn.execute(f"prepare planned as {statement.text}")
         for _ in range(8):
@@ -161,7 +161,7 @@ def wanted(registered: list[str], **others: Any) -> dict[str, Any]:
         suspects=False,
         ahead=False,
     )
-    return asked._asdict() | {"node": "here:1", "now": NOW} | others
+    return asked._asdict() | {"node": "here:1", "now": NOW, "series": 1} | others
 
 
 def endings_of(leases: list[Lease]) -> list[tuple[object, ...]]:
@@ -265,6 +265,30 @@ async def test_a_finish_touches_what_it_ends(table: Table) -> None:
     leases = await table.claim(["big", "small"])
     check(await table.plans(table.sql.succeed, {"leases": leases}), table.size, index="workq_pkey")
     check(await table.plans(table.sql.settle, {"endings": endings_of(leases)}), table.size, index="workq_pkey")
+
+
+@pytest.mark.parametrize("hot", ["claim", "extend", "succeed", "settle", "look", "complete", "complete_schedule"])
+@pytest.mark.parametrize("table", ["empty"], indirect=True)
+async def test_no_plan_that_was_made_while_the_table_was_empty_is_kept(table: Table, hot: str) -> None:
+    """F56: an executor that waited at an empty table, and then a hundred thousand tasks come at once."""
+    statement: Statement = getattr(table.sql, hot)
+    no_lease = {"id": 1, "version": 1, "token": 1, "run_at": NOW, "payload": "1"}
+    params = {**wanted(["big"]), **no_lease, "leases": [], "endings": [], "ids": [], "series": 1}
+    arguments = ", ".join(literal(value) for value in statement.positional(params))
+    await table.conn.execute(f"prepare made_early as {statement.text}")
+    for _ in range(8):
+        await table.conn.execute(f"execute made_early({arguments})")
+    await table.conn.execute(
+        f"insert into {table.sql.names.table} (queue, name, run_at, payload) "
+        "select '', 'big', now() - interval '1 s', '1' from generate_series(1, 100000)"
+    )
+    text = await table.conn.fetchval(
+        f"explain (analyze, buffers, timing off, format json) execute made_early({arguments})"
+    )
+    top = json.loads(text)[0]["Plan"]
+    plan = Plan(list(nodes_of(top)), top["Shared Hit Blocks"] + top["Shared Read Blocks"])
+    assert [scan for scan in plan.scans if scan["Node Type"] == "Seq Scan"] == [], plan
+    assert plan.buffers < 50 * LIMIT, plan
 
 
 # -- SQLite
