@@ -88,8 +88,12 @@ async def patiently(attempt: Callable[[], Awaitable[T]], clock: Clock) -> T:
 
     Raises Busy after PATIENCE seconds: perhaps it is the caller's own transaction.
     """
-    since = clock.monotonic()
+    try:
+        return await attempt()
+    except Busy:
+        since = clock.monotonic()
     for pause in growing(0.01, 0.25):
+        await clock.sleep(pause)
         try:
             return await attempt()
         except Busy as error:
@@ -98,7 +102,6 @@ async def patiently(attempt: Callable[[], Awaitable[T]], clock: Clock) -> T:
                     f"another open transaction has held what this needs for {PATIENCE:g} s; "
                     "if it is your own, give its connection as tx, instead of None"
                 ) from error.__cause__
-        await clock.sleep(pause)
     raise AssertionError("unreachable")
 
 

@@ -10,12 +10,13 @@ from typing import Any
 from workq.dialect import Params, Rows, Statement
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+NATIVE = frozenset((str, int, bool, type(None)))
 MICROSECOND = timedelta(microseconds=1)
 
 
 def bound(params: Params) -> Mapping[str, object]:
     """The parameters of one statement."""
-    return {name: plain(value) for name, value in params.items()}
+    return {name: value if type(value) in NATIVE else plain(value) for name, value in params.items()}
 
 
 def plain(value: object) -> object:

@@ -95,16 +95,16 @@ async def started(conn: aiosqlite.Connection) -> None:
 
 async def persistently(conn: aiosqlite.Connection, text: str | Statement, params: Any, *, wait: float) -> Any:
     """Run a statement, again and again while another process writes. Raises Busy after `wait` seconds."""
-    clock = asyncio.get_running_loop().time
-    deadline = clock() + wait
-    pause = 0.0005
+    pause, deadline = 0.0005, 0.0
     while True:
         try:
             return await conn.execute_fetchall(cast(str, text), params)
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF not in BUSY:
                 raise
-            if clock() + pause > deadline:
+            now = asyncio.get_running_loop().time()
+            deadline = deadline or now + wait
+            if now + pause > deadline:
                 raise Busy(f"another connection held SQLite's writer for {wait:g} s") from error
         await asyncio.sleep(pause * random.uniform(0.5, 1))
         pause = min(pause * 2, 0.005)
@@ -136,12 +136,14 @@ class File:
             rows = await persistently(self.reader, statement.text, bound(params), wait=urgency.timeout)
             return read(statement, rows)
         wait = urgency.timeout if urgency.lock_wait is None else urgency.lock_wait
-        clock = asyncio.get_running_loop().time
-        since = clock()
         values = bound(params)
-        await self._turn.take(first=first, wait=wait)
-        try:
+        left = wait
+        if not self._turn.taken_at_once():
+            clock = asyncio.get_running_loop().time
+            since = clock()
+            await self._turn.take(first=first, wait=wait)
             left = max(since + wait - clock(), 0)
+        try:
             sent = statement if statement.page else statement.text
             rows = await persistently(self.writer, sent, values, wait=left)
             self._writes += 1

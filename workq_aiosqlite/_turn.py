@@ -17,10 +17,15 @@ class Turn:
         self._first: deque[asyncio.Future[None]] = deque()
         self._others: deque[asyncio.Future[None]] = deque()
 
+    def taken_at_once(self) -> bool:
+        """Take the turn if it is free."""
+        free = not self._taken
+        self._taken = True
+        return free
+
     async def take(self, *, first: bool, wait: float) -> None:
         """Wait for the turn. Raises Busy after `wait` seconds."""
-        if not self._taken:
-            self._taken = True
+        if self.taken_at_once():
             return
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         (self._first if first else self._others).append(mine)
