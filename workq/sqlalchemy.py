@@ -78,6 +78,9 @@ async def _connection(tx: Any) -> Any:
 
 async def _require_transaction(conn: Any) -> None:
     pooled = conn.sync_connection.connection
+    if conn.dialect.driver == "aiosqlite" and conn.in_nested_transaction():
+        _require_begin(conn.sync_connection, pooled)
+        return
     if not _commits_at_once(pooled, conn.dialect.driver):
         return
     # An engine whose "begin" event sends BEGIN itself (SQLAlchemy's recipe for SQLite) looks the same until it did.
@@ -87,6 +90,18 @@ async def _require_transaction(conn: Any) -> None:
             "this SQLAlchemy connection is in AUTOCOMMIT, so there is no transaction to be part of: "
             "use another engine, or give None to commit at once"
         )
+
+
+def _require_begin(sync: Any, pooled: Any) -> None:
+    # Python's sqlite3 sends BEGIN before a write, not before a SAVEPOINT, and the release of an outermost savepoint is
+    # a commit. SQLite does not tell which one is the outermost, so it must be plain that something sent BEGIN.
+    if getattr(pooled.driver_connection._conn, "autocommit", None) is False or sync.dispatch.begin:
+        return
+    raise RuntimeError(
+        "this savepoint may be no part of a transaction, and commit the task when it is released: on SQLite the engine "
+        'must send BEGIN itself. Make it with connect_args={"autocommit": False} (Python 3.12) or with the "begin" '
+        "event of SQLAlchemy's recipe for SQLite, or do this before begin_nested()"
+    )
 
 
 def _commits_at_once(pooled: Any, driver: str) -> bool:

@@ -252,6 +252,8 @@ async def test_commit_as_you_go(kind: Kind, queue: workq.Queue, engine: AsyncEng
 @every_kind
 async def test_a_savepoint_that_rolls_back_leaves_no_trace(kind: Kind, queue: workq.Queue, engine: AsyncEngine) -> None:
     """no trace: begin_nested, with an end of each kind."""
+    if engine.dialect.name == "sqlite":
+        begins_itself(engine, "BEGIN")
     async with kind(engine) as tx:
         kept = [await queue.enqueue(tx, NOTE, "outside")]
         with pytest.raises(LookupError):
@@ -691,7 +693,6 @@ async def test_the_recipe_with_a_begin_event_is_a_transaction(begin: str, kind: 
                 await tx.rollback()
             assert await shelf.look() == before, name
         async with kind(engine) as tx:
-            # The reason for the recipe: without it, the release of a first savepoint commits.
             with pytest.raises(LookupError):
                 await enqueue_and_break_off(queue, tx.begin_nested(), tx)
             async with tx.begin_nested():
@@ -714,12 +715,69 @@ async def test_the_recipe_without_its_begin_event_is_refused(kind: Kind, sqlite:
 
 
 @every_kind
+@pytest.mark.parametrize("how", ["as it comes", "AUTOCOMMIT", "the recipe without its begin event"])
+async def test_a_savepoint_that_may_commit_when_it_is_released_is_refused(
+    how: str, kind: Kind, sqlite: SQLiteDatabase
+) -> None:
+    """no trace: Python's sqlite3 begins nothing before a SAVEPOINT, and releasing the outermost one is a commit."""
+    async with hooked(sqlite) as queue, made(url_of(sqlite)) as plain:
+        engine = plain.execution_options(isolation_level="AUTOCOMMIT") if how == "AUTOCOMMIT" else plain
+        if "recipe" in how:
+            event.listen(engine.sync_engine, "connect", begins_nothing)
+        shelf = await Shelf(queue).fill()
+        before = await shelf.look()
+        for operation in OPERATIONS.values():
+            async with kind(engine) as tx:
+                async with tx.begin_nested():
+                    with pytest.raises(RuntimeError, match=r"savepoint.*autocommit.*begin.*before begin_nested\(\)"):
+                        await operation(shelf, tx)
+                    assert await queue.find(tx=tx) == before
+                await tx.rollback()
+            assert await shelf.look() == before
+
+
+@every_kind
+async def test_complete_in_such_a_savepoint_is_refused_too(kind: Kind, sqlite: SQLiteDatabase) -> None:
+    events = Events()
+
+    @workq.handler("note")
+    async def note(task: workq.Task) -> None:
+        async with kind(engine) as tx:
+            async with tx.begin_nested():
+                await task.complete(tx)
+            await tx.rollback()
+
+    async with hooked(sqlite, events) as queue, made(url_of(sqlite)) as engine:
+        id = await queue.enqueue(None, note)
+        async with workq.Executor(queue, [note], **QUICK):
+            await events.until("failed")
+        assert "savepoint" in ((await row_of(queue, id)).error or "")
+
+
+@every_kind
+async def test_a_savepoint_of_the_recipe_takes_part_in_its_transaction(kind: Kind, sqlite: SQLiteDatabase) -> None:
+    """no trace, no loss: as the first thing in it, and with execution options."""
+    async with hooked(sqlite) as queue, made(url_of(sqlite)) as plain:
+        begins_itself(plain, "BEGIN")
+        for engine in (plain, plain.execution_options(logging_token="test")):
+            for commits in (False, True):
+                async with kind(engine) as tx:
+                    async with tx.begin_nested():
+                        await queue.enqueue(tx, NOTE, str(commits))
+                    await (tx.commit() if commits else tx.rollback())
+        assert [row.payload for row in await queue.find()] == ["True", "True"]
+
+
+@every_kind
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sqlite3.connect(autocommit=) is new in Python 3.12")
 async def test_the_autocommit_setting_of_newer_pythons_is_heeded(kind: Kind, sqlite: SQLiteDatabase) -> None:
     """no trace: SQLAlchemy's newer recipe (False) is a transaction; True is none, whatever isolation_level says."""
     async with hooked(sqlite) as queue:
         async with made(url_of(sqlite), connect_args={"autocommit": False}) as engine, kind(engine) as tx:
             await queue.enqueue(tx, NOTE, "never")
+            await tx.rollback()
+            async with tx.begin_nested():
+                await queue.enqueue(tx, NOTE, "never")
             await tx.rollback()
             id = await queue.enqueue(tx, NOTE, "kept")
             await tx.commit()
