@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 from workq import _json, _migrate
 from workq._checks import check_headers, check_id, check_instant, check_key, check_name, check_pattern
 from workq._codec import codec_for
-from workq._errors import KeyTaken
+from workq._errors import KeyTaken, PayloadError
 from workq._event import Hook
 from workq._hub import Hub
 from workq._new import NO_PAYLOAD, Item, NewTask, Options, item_of
@@ -30,6 +30,7 @@ class _Unset(Enum):
 
 
 UNCHANGED: Final = _Unset.UNCHANGED
+ENCODED = "retry does not know what the Spec declares: give payload=json.loads(spec.codec().dumps(value))"
 
 
 class Queue:
@@ -170,8 +171,9 @@ class Queue:
     ) -> bool:
         """Set a failed task free: it is waiting again, its error, attempts and lost count cleared.
 
-        run_at: when; None: now. payload: another one, as plain JSON or a typed value. (W: Retry; Q: Enable, Requeue,
-        ReplacePayloadJSON.) Returns False if there is no such failed task.
+        run_at: when; None: now. payload: another one, as plain JSON, or a typed value encoded by its own type; for any
+        other, `json.loads(spec.codec().dumps(value))`. (W: Retry; Q: Enable, Requeue, ReplacePayloadJSON.) Returns
+        False if there is no such failed task.
 
         Raises KeyTaken if a live task has its key (your transaction stays usable), and as `enqueue`.
         """
@@ -331,8 +333,17 @@ def _new(target: Target, payload: object, options: Options) -> NewTask:
 
 def _json_text(payload: object) -> str:
     """A payload given to `retry`: plain JSON, or a typed value encoded by its own type."""
-    plain = payload is None or type(payload) in (bool, int, float, str, list, dict)
-    return _json.dumps(payload) if plain else codec_for(type(payload)).dumps(payload)
+    kind: type[Any] = type(payload)
+    plain = payload is None or kind in (bool, int, float, str, list, dict)
+    try:
+        return _json.dumps(payload) if plain else codec_for(kind).dumps(payload)
+    except TypeError as error:
+        raise TypeError(f"a {kind.__qualname__} cannot be encoded by its own type. {ENCODED}") from error
+    except PayloadError as error:
+        found, declares, _ = str(error).partition(f" Give {_json.NATIVE}")
+        if declares:
+            raise PayloadError(f"{found} {ENCODED}") from None
+        raise
 
 
 def _limit(limit: object) -> int:

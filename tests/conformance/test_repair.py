@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 import pytest
 
@@ -178,6 +179,49 @@ async def test_retry_twice_is_once(queue: workq.Queue) -> None:
     await queue.disable(None, id)
     results = await asyncio.gather(*(queue.retry(None, id) for _ in range(10)))
     assert sorted(results) == [False] * 9 + [True]
+
+
+class Route:
+    """Nothing but its own codec can encode it."""
+
+    def __init__(self, *stops: str) -> None:
+        self.stops = stops
+
+
+class RouteCodec:
+    def dumps(self, payload: Route, /) -> str:
+        return json.dumps(payload.stops)
+
+    def loads(self, text: str, /) -> Route:
+        return Route(*json.loads(text))
+
+
+class Appointment(TypedDict):
+    at: datetime
+
+
+@pytest.mark.parametrize(
+    ("spec", "value", "shown"),
+    [
+        (workq.Spec("route", Route, codec=RouteCodec()), Route("a", "b"), ["a", "b"]),
+        (workq.Spec("mails", list[Email]), [Email("ann")], [{"to": "ann", "subject": "hello"}]),
+        (workq.Spec("mails", dict[str, Email]), {"a": Email("ann")}, {"a": {"to": "ann", "subject": "hello"}}),
+        (workq.Spec("visit", Appointment), {"at": datetime(2026, 5, 6, tzinfo=UTC)}, {"at": "2026-05-06T00:00:00Z"}),
+    ],
+    ids=["codec of its own", "list of dataclasses", "dict of dataclasses", "TypedDict"],
+)
+async def test_a_payload_that_only_its_spec_can_encode_is_refused_with_the_remedy(
+    spec: workq.Spec[Any], value: Any, shown: Any, queue: workq.Queue
+) -> None:
+    """`retry` is not given the Spec."""
+    id = await stored(queue)
+    await queue.disable(None, id)
+    with pytest.raises((TypeError, workq.PayloadError)) as refused:
+        await queue.retry(None, id, payload=value)
+    assert "json.loads(spec.codec().dumps(value))" in str(refused.value)
+    assert "declare the type" not in str(refused.value)
+    assert await queue.retry(None, id, payload=json.loads(spec.codec().dumps(value)))
+    assert (await look(queue, id)).payload == shown
 
 
 async def test_retry_refuses_what_enqueue_refuses(database: Database) -> None:
