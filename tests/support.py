@@ -303,12 +303,6 @@ async def session(database: Database) -> AsyncGenerator[Caller]:
         yield app
 
 
-async def let_pass(database: Database, seconds: float) -> None:
-    """Let time pass for all tasks at once."""
-    step = f"interval '{seconds} s'" if isinstance(database, PostgresDatabase) else str(int(seconds * 1e6))
-    await database.rows(f"update {{table}} set run_at = run_at - {step}, locked_until = locked_until - {step}")
-
-
 def told(events: Events, id: int | None = None) -> list[str]:
     """The kinds of the events (of one task), "enqueued" first: a run may begin before its INSERT is answered."""
     kinds = [event.kind for event in events if id is None or event.id == id]
