@@ -86,7 +86,7 @@ def test_mypy_reports_each_mistake_and_nothing_else() -> None:
 
 
 def test_code_of_users_passes_both() -> None:
-    files = sorted((TYPES / "users").rglob("*.py"))
+    files = [file for folder in (TYPES / "users", ROOT / "examples") for file in sorted(folder.rglob("*.py"))]
     assert basedpyright(*files) == []
     assert mypy(*files) == []
 
