@@ -11,6 +11,9 @@ from typing import Any, Literal, TypeAlias
 logger = logging.getLogger("workq")
 
 
+EventKind: TypeAlias = Literal["enqueued", "started", "completed", "failed", "retried", "lost", "released"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """Something that happened to a task. (W: "Events".)
@@ -26,7 +29,7 @@ class Event:
     | released | handed back unfinished by `stop`, or by `Later` |
     """
 
-    kind: Literal["enqueued", "started", "completed", "failed", "retried", "lost", "released"]
+    kind: EventKind
     id: int
     queue: str
     name: str
@@ -45,7 +48,6 @@ class Event:
     """For `failed`: when its policy runs it again; None if it does not."""
 
 
-EventKind: TypeAlias = Literal["enqueued", "started", "completed", "failed", "retried", "lost", "released"]
 Hook: TypeAlias = Callable[[Event], object]
 
 

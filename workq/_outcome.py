@@ -61,9 +61,9 @@ LONGEST = 100 * 366 * 86400.0
 """Seconds: no delay reaches further, so that no date overflows."""
 
 
-def seconds(what: str, value: float) -> float:
+def seconds(what: str, value: object) -> float:
     """Check a duration given by a user. Raises ValueError or TypeError."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{what} must be a number of seconds, not {value!r:.60}")
     if value != value or value < 0:  # NaN is not itself
         raise ValueError(f"{what} must be a number of seconds from 0 on, not {value!r:.60}")
