@@ -14,7 +14,6 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any, TypeAlias, cast
 
@@ -596,7 +595,7 @@ async def play(database: Database, seeds: Iterable[int]) -> None:
         if seed is not None:
             story = await shortened(world, story_of(seed, LENGTH))
             mistake = await mistake_in(world, story)
-            again = f"again: WORKQ_TEST_SEED={seed} python -m pytest {Path(__file__).name} -k by_chance"
+            again = f"again: WORKQ_TEST_SEED={seed} python -m pytest tests/property -k by_chance"
             raise AssertionError("\n".join([again, *map(str, story)])) from mistake
 
 
