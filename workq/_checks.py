@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 from workq._errors import PayloadError
 from workq._json import check_text
 from workq._outcome import LONGEST, seconds
+
+T = TypeVar("T")
 
 MAX_NAME = 200
 MAX_KEY = 1000  # bytes; a PostgreSQL index entry must stay below 2,704
@@ -67,25 +70,30 @@ def _none_hint(id: object) -> str:
 
 
 def check_instant(what: str, at: object) -> datetime:
-    """An aware point in time, in UTC. A naive one would mean something else on every machine."""
+    """An aware point in time, in UTC."""
     if not isinstance(at, datetime):
         raise TypeError(f"{what} must be a datetime, not {at!r:.80}")
-    if at.tzinfo is None or at.utcoffset() is None:
-        raise ValueError(f"{what} is the naive datetime {at}; give an aware one, such as datetime.now(UTC)")
-    try:
-        at = at.astimezone(UTC)
-    except OverflowError:
-        raise ValueError(f"{what} is out of range: {at}") from None
+    at = check_aware(what, at)
     if not EARLIEST <= at <= LATEST:
         raise ValueError(f"{what} must be between 1970 and 9999, not {at}")
     return at
+
+
+def check_aware(what: str, at: datetime) -> datetime:
+    """A point in time, in UTC. A naive one would mean something else on every machine."""
+    if at.tzinfo is None or at.utcoffset() is None:
+        raise ValueError(f"{what} is the naive datetime {at}; give an aware one, such as datetime.now(UTC)")
+    try:
+        return at.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"{what} is out of range: {at}") from None
 
 
 def check_delay(delay: object) -> timedelta:
     """A delay in seconds from now."""
     if isinstance(delay, timedelta):
         raise TypeError("delay is a number of seconds; use delay=d.total_seconds()")
-    return timedelta(seconds=seconds("delay", delay))  # type: ignore[arg-type]
+    return timedelta(seconds=seconds("delay", delay))
 
 
 def check_headers(headers: object) -> dict[str, str]:
@@ -132,7 +140,23 @@ def check_size(text: str, most: int) -> str:
 
 def positive(what: str, value: object, *, least: float = 0, zero: bool = False) -> float:
     """A setting in seconds."""
-    checked = seconds(what, value)  # type: ignore[arg-type]
+    checked = seconds(what, value)
     if checked < least or (checked == 0 and not zero):
         raise ValueError(f"{what} must be more than 0 seconds" if not least else f"{what} must be at least {least} s")
     return min(checked, LONGEST)
+
+
+def count(what: str, value: object, *, least: int) -> int:
+    """A whole number."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what} must be an int, not {value!r:.80}")
+    if value < least:
+        raise ValueError(f"{what} must be at least {least}, not {value}")
+    return value
+
+
+def functions(what: str, given: Iterable[T]) -> tuple[T, ...]:
+    """A setting that is a list of functions."""
+    if callable(given) or not isinstance(given, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{what} is a list of functions, {what}=[function], not {given!r:.80}")
+    return tuple(given)

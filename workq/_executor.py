@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import anyio
 
-from workq._checks import positive
+from workq._checks import count, functions, positive
 from workq._held import Holding
 from workq._hub import Local
 from workq._life import Life
@@ -21,7 +21,7 @@ from workq._migrate import check_schema
 from workq._queue import Queue
 from workq._run import Middleware
 from workq._schedule import Schedule, next_run
-from workq._settings import Settings, by_key, by_name, count, queue_of
+from workq._settings import Settings, by_key, by_name, queue_of
 from workq._shared import plainly
 from workq._spec import Handler
 from workq.dialect import Busy, Connection, Interrupted, Unreachable, Urgency
@@ -88,14 +88,17 @@ class Executor:
         served = by_name(handlers)
         for handler in served.values():
             handler.codec()  # an annotation or a type that cannot work is an error now, not at the first task
-        for layer in middleware:
+        layers = functions("middleware", middleware)
+        for layer in layers:
             if not callable(layer):
                 raise TypeError(f"middleware is `async def mw(task, call_next)`, not {layer!r:.80}")
+        if not isinstance(claim_ahead, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"claim_ahead is True or False, not {claim_ahead!r:.80}")
         self._settings = Settings(
             queue=queue_of(served.values(), queue_name),
             handlers=served,
             schedules=by_key(schedules, served),
-            middleware=tuple(middleware),
+            middleware=layers,
             workers=count("workers", workers, least=1),
             poll_interval=positive("poll_interval", poll_interval, least=0.001),
             lease=positive("lease", lease, least=0.1),
@@ -105,6 +108,8 @@ class Executor:
             context=contextvars.copy_context(),
         )
         self._hub = queue.hub
+        for schedule in self._settings.schedules.values():
+            self._payload(schedule)  # one that cannot be stored is an error now, not at the start
         self._holding = Holding()
         self._supervisor: asyncio.Task[None] | None = None
         self._life: Life | None = None
@@ -264,13 +269,16 @@ class Executor:
                     self._settings.queue,
                     name,
                     key,
-                    self._hub.checked(schedule.handler.codec().dumps(schedule.payload)),
+                    self._payload(schedule),
                     schedule.handler.priority,
                     next_run(schedule.when, now),
                 )
                 for (name, key), schedule in schedules.items()
             ],
         )
+
+    def _payload(self, schedule: Schedule) -> str:
+        return self._hub.checked(schedule.handler.codec().dumps(schedule.payload))
 
     def _ring(self) -> None:
         if self._life is not None:

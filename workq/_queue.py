@@ -10,7 +10,16 @@ from typing import Any, Final, TypeVar, cast, overload
 from typing_extensions import Unpack
 
 from workq import _json, _migrate
-from workq._checks import check_headers, check_id, check_instant, check_key, check_name, check_pattern
+from workq._checks import (
+    check_headers,
+    check_id,
+    check_instant,
+    check_key,
+    check_name,
+    check_pattern,
+    count,
+    functions,
+)
 from workq._codec import codec_for
 from workq._errors import KeyTaken, PayloadError
 from workq._event import Hook
@@ -61,11 +70,16 @@ class Queue:
                 f"Queue() takes workq_asyncpg.Postgres(pool), workq_aiosqlite.SQLite(path) or what workq.connect(url) "
                 f"gives, not {type(db).__module__}.{type(db).__qualname__}"
             )
-        for hook in on_event:
+        hooks = functions("on_event", on_event)
+        for hook in hooks:
             if not callable(hook) or runs_on_the_loop(hook):
                 raise TypeError(f"an event hook is a plain function (use enqueue_soon in it), not {hook!r:.80}")
+        if headers is not None and (not callable(headers) or runs_on_the_loop(headers)):
+            raise TypeError(f"headers is a plain function that returns the headers, not {headers!r:.80}")
+        if redact is not None and (not callable(redact) or runs_on_the_loop(redact)):
+            raise TypeError(f"redact is a plain function from error text to error text, not {redact!r:.80}")
         self._headers = headers
-        self.hub: Hub = Hub(db, on_event, max_payload, redact)
+        self.hub: Hub = Hub(db, hooks, count("max_payload", max_payload, least=1), redact)
         """For executors; not meant for applications."""
 
     def __repr__(self) -> str:

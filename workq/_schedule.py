@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeAlias, overload
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from workq._checks import check_key
+from workq._checks import check_aware, check_key
 from workq._cron import Cron
 from workq._outcome import LONGEST
 from workq._spec import Handler, P, require_handler
@@ -55,8 +55,8 @@ class Schedule:
     Its first run is `when(now)` at the first registration ever; restarts do not move it. After a successful run the
     next is `when(finish)`, and the payload is stored as the handler left it. New code takes effect after the next run.
 
-    Raises TypeError for a handler without a schedule-able payload or a `when` that cannot be called, and PayloadError
-    for a payload that cannot be stored.
+    Raises TypeError for what is no handler and for a `when` that cannot be called, PayloadError for a payload that the
+    handler does not take or that cannot be stored, and ValueError for a key that cannot be stored.
     """
 
     __slots__ = ("handler", "key", "payload", "when")
@@ -70,6 +70,12 @@ class Schedule:
         if not callable(when):
             raise TypeError(f"when must be every(...), cron(...) or a function from datetime to datetime, not {when!r}")
         check_key(key)
+        try:
+            codec = handler.codec()
+        except TypeError:
+            pass  # its annotation may name what is defined further down; the executor asks again
+        else:
+            codec.dumps(payload)
         self.handler: Handler[Any, Any] = handler
         self.when: When = when
         self.payload: object = payload
@@ -87,12 +93,7 @@ def next_run(when: When, last: datetime) -> datetime:
     following = when(last)
     if not isinstance(following, datetime):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"the schedule returned {following!r:.80} instead of a datetime")
-    if following.tzinfo is None or following.utcoffset() is None:
-        raise ValueError(f"the schedule returned the naive datetime {following}; return an aware one")
-    try:
-        following = following.astimezone(UTC)
-    except OverflowError:
-        raise ValueError(f"the schedule returned {following}, which is no time in UTC") from None
+    following = check_aware("what the schedule returned", following)
     if following > last + timedelta(seconds=LONGEST):
         raise ValueError(f"the schedule returned {following}, more than 100 years from now")
     return max(following, last + SOONEST)

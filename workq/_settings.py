@@ -80,12 +80,3 @@ def by_key(schedules: Iterable[Schedule], handlers: Mapping[str, Handler[Any, An
             raise ValueError(f"two schedules of {name!r} have the key {schedule.key!r}: give them different keys")
         found[name, schedule.key] = schedule
     return found
-
-
-def count(what: str, value: object, *, least: int) -> int:
-    """A whole number."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{what} must be an int, not {value!r:.80}")
-    if value < least:
-        raise ValueError(f"{what} must be at least {least}, not {value}")
-    return value

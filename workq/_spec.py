@@ -175,8 +175,8 @@ def handler(
     else:
         named: Any = _BY_ANNOTATION
         kind = Spec[Any](spec, named, queue=queue or "", priority=priority or 0)
-    if retry is not None and not callable(retry):
-        raise TypeError(f"retry must be linear(...), exponential(...) or a function, not {retry!r:.80}")
+    if retry is not None:
+        check_policy(retry)
     limit = None if timeout is None else positive("timeout", timeout)
 
     def decorate(function: Callable[[Task[Any]], Any], /) -> Handler[Any, Any]:
@@ -229,6 +229,21 @@ def check_function(function: object) -> None:
             f"a handler takes the task and nothing else, but {function!r:.80} is {signature}. Give it what it needs "
             "by a closure, functools.partial, or a bound method: handler(name)(service.send)"
         ) from None
+
+
+def check_policy(policy: object) -> None:
+    """Raise TypeError unless this can be called as a retry policy."""
+    remedy = "linear(...), exponential(...) or a plain function of the failed runs so far and the error"
+    if not callable(policy) or runs_on_the_loop(policy):
+        raise TypeError(f"retry must be {remedy}, not {policy!r:.80}")
+    try:
+        signature = inspect.signature(policy)
+    except (TypeError, ValueError):
+        return  # written in C: the call will tell
+    try:
+        signature.bind(1, Exception())
+    except TypeError:
+        raise TypeError(f"retry must be {remedy}, but {policy!r:.80} is {signature}. Was it to be called?") from None
 
 
 def payload_type(function: Callable[..., Any]) -> Any:

@@ -229,16 +229,16 @@ async def test_a_schedule_function_that_goes_wrong_at_start_makes_start_raise_an
     assert await queue.find() == []
 
 
-async def test_a_payload_that_cannot_be_stored_makes_start_raise_and_leaves_no_row(queue: workq.Queue) -> None:
+async def test_a_payload_that_was_spoiled_meanwhile_makes_start_raise_and_leaves_no_row(queue: workq.Queue) -> None:
     @workq.handler("tick")
     async def takes(task: workq.Task[list[float]]) -> None: ...
 
-    schedules = [
-        workq.Schedule(takes, HOURLY, [1.0], key="good"),
-        workq.Schedule(takes, HOURLY, [float("nan")], key="bad"),
-    ]
+    payload = [1.0]
+    schedules = [workq.Schedule(takes, HOURLY, [1.0], key="good"), workq.Schedule(takes, HOURLY, payload, key="bad")]
+    executor = workq.Executor(queue, [takes], schedules=schedules, **QUICK)
+    payload[0] = float("nan")
     with pytest.raises(workq.PayloadError):
-        await workq.Executor(queue, [takes], schedules=schedules, **QUICK).start()
+        await executor.start()
     assert await queue.find() == []
 
 

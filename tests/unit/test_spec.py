@@ -241,8 +241,16 @@ def test_queue_and_priority_belong_to_the_spec(option: dict[str, Any]) -> None:
         cast(Any, workq.handler)(NOTE, **option)
 
 
-@pytest.mark.parametrize("retry", [3, "linear", True], ids=repr)
-def test_a_policy_is_a_function(retry: object) -> None:
+async def an_async_policy(failed: int, error: BaseException) -> float: ...
+def a_policy_of_one(failed: int) -> float: ...
+
+
+@pytest.mark.parametrize(
+    "retry",
+    [3, "linear", True, workq.linear, workq.exponential, an_async_policy, a_policy_of_one],
+    ids=["int", "str", "bool", "linear not called", "exponential not called", "async def", "of one argument"],
+)
+def test_a_policy_is_a_function_of_the_failed_runs_and_the_error(retry: object) -> None:
     with pytest.raises(TypeError, match="retry must be"):
         workq.handler("note", retry=anything(retry))
 
@@ -339,6 +347,36 @@ def test_a_schedules_key_can_be_stored(key: object, kind: type[Exception]) -> No
         workq.Schedule(cleanup, HOURLY, key=anything(key))
 
 
+@pytest.mark.parametrize("payload", ["a@b", None, Email(anything(5)), Email("\ud800")], ids=repr)
+def test_a_schedules_payload_is_one_that_its_handler_takes_and_can_be_stored(payload: object) -> None:
+    with pytest.raises(workq.PayloadError):
+        workq.Schedule(mail, HOURLY, anything(payload))
+    with pytest.raises(workq.PayloadError, match="takes no payload"):
+        workq.Schedule(cleanup, HOURLY, anything(Email("a@b")))
+
+
+def test_a_payload_whose_type_is_not_defined_yet_is_checked_when_the_executor_is_made(queue: workq.Queue) -> None:
+    @workq.handler("later")
+    async def later(task: workq.Task[Defined]) -> None:
+        assert Defined
+
+    schedules = [workq.Schedule(later, HOURLY, anything("something else"))]
+
+    @dataclass
+    class Defined:
+        x: int
+
+    with pytest.raises(workq.PayloadError):
+        workq.Executor(queue, [later], schedules=schedules)
+
+
+def test_a_schedules_payload_is_no_larger_than_the_queue_takes(db: workq.Dialect) -> None:
+    with pytest.raises(workq.PayloadError, match="max_payload"):
+        workq.Executor(
+            workq.Queue(db, max_payload=10), [mail], schedules=[workq.Schedule(mail, HOURLY, Email("a@example.org"))]
+        )
+
+
 # -- Executor
 
 
@@ -422,6 +460,9 @@ def test_schedules_of_one_handler_differ_by_key(queue: workq.Queue) -> None:
     workq.Executor(queue, [cleanup], schedules=[workq.Schedule(cleanup, HOURLY, key=key) for key in ("", "a", "b")])
 
 
+async def a_middleware(task: workq.Task[Any], call_next: workq.Next) -> workq.Result: ...
+
+
 @pytest.mark.parametrize(
     ("setting", "value", "kind"),
     [
@@ -441,8 +482,12 @@ def test_schedules_of_one_handler_differ_by_key(queue: workq.Queue) -> None:
         ("stop_timeout", -1, ValueError),
         ("stop_timeout", None, TypeError),
         ("middleware", ["not a function"], TypeError),
+        ("middleware", a_middleware, TypeError),
+        ("middleware", None, TypeError),
+        ("claim_ahead", "no", TypeError),
+        ("claim_ahead", 1, TypeError),
     ],
-    ids=lambda value: str(value),
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_a_setting_that_cannot_work_is_refused_and_named(
     setting: str, value: object, kind: type[Exception], queue: workq.Queue
@@ -470,6 +515,36 @@ async def an_async_hook(event: workq.Event) -> None: ...
 def test_a_hook_is_a_plain_function(hook: object, db: workq.Dialect) -> None:
     with pytest.raises(TypeError, match="hook"):
         workq.Queue(db, on_event=[anything(hook)])
+
+
+@pytest.mark.parametrize("hooks", [print, None, 5], ids=repr)
+def test_hooks_are_a_list(hooks: object, db: workq.Dialect) -> None:
+    with pytest.raises(TypeError, match=r"on_event=\[function\]"):
+        workq.Queue(db, on_event=anything(hooks))
+
+
+async def an_async_text(text: str = "") -> Any: ...
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "kind"),
+    [
+        ("headers", {"trace": "7"}, TypeError),
+        ("headers", an_async_text, TypeError),
+        ("redact", "x", TypeError),
+        ("redact", an_async_text, TypeError),
+        ("max_payload", -1, ValueError),
+        ("max_payload", 0, ValueError),
+        ("max_payload", "x", TypeError),
+        ("max_payload", 1e6, TypeError),
+    ],
+    ids=["a dict", "async def", "a text", "async def for texts", "negative", "nothing", "no number", "no int"],
+)
+def test_a_setting_of_a_queue_that_cannot_work_is_refused_and_named(
+    setting: str, value: object, kind: type[Exception], db: workq.Dialect
+) -> None:
+    with pytest.raises(kind, match=setting):
+        cast(Any, workq.Queue)(db, **{setting: value})
 
 
 class AsyncHook:
