@@ -361,9 +361,7 @@ class Machine:
             assert id is None
             return
         assert id is not None
-        self.events.update(
-            self.model.enqueue(id, item.name, item.payload, item.key, item.priority, item.delay)
-        )
+        self.events.update(self.model.enqueue(id, item.name, item.payload, item.key, item.priority, item.delay))
 
     # -- producers
 
@@ -601,9 +599,7 @@ async def play(database: Database, seeds: Iterable[int]) -> None:
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seeds", [*SEEDS, pytest.param(range(200, 600), marks=pytest.mark.slow)], ids=str)
-async def test_any_sequence_of_operations_leaves_the_table_as_the_model_says(
-    database: Database, seeds: range
-) -> None:
+async def test_any_sequence_of_operations_leaves_the_table_as_the_model_says(database: Database, seeds: range) -> None:
     """F06, F09, F14, F15, F57, no loss, fence, one schedule: states, attempts, lost counts, keys, schedules, order."""
     await play(database, seeds)
 

@@ -424,9 +424,7 @@ def test_a_queue_name_can_be_stored(name: object, kind: type[Exception], queue: 
     ],
     ids=["none", "twins", "bare", "plain function", "spec", "name"],
 )
-def test_an_executor_takes_handlers(
-    handlers: object, kind: type[Exception], says: str, queue: workq.Queue
-) -> None:
+def test_an_executor_takes_handlers(handlers: object, kind: type[Exception], says: str, queue: workq.Queue) -> None:
     with pytest.raises(kind, match=says):
         workq.Executor(queue, anything(handlers))
 
