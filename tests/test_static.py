@@ -58,9 +58,6 @@ def code_of(text: str) -> str:
     return re.sub(r"--.*", "", text)
 
 
-# -- imports
-
-
 def imported_by(code: str) -> set[str]:
     """The top-level packages that are loaded after some code ran, in a fresh interpreter."""
     report = "import json, sys; print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
@@ -105,8 +102,6 @@ def test_adapters_know_only_the_seam() -> None:
 def test_every_package_says_that_it_is_typed() -> None:
     assert [package for package in PACKAGES if not (ROOT / package / "py.typed").is_file()] == []
 
-
-# -- where SQL is
 
 SPEAKS_SQL = re.compile(
     r"\b(insert\s+into|delete\s+from|update\s+\S+\s+set|select\s+.+\s+from|create\s+(table|index|schema)|"
@@ -159,9 +154,6 @@ def test_no_hole_is_left_in_a_statement() -> None:
             assert re.search(r"\{\w+(:\w+)?\}", text) is None, name
             rest = re.sub(f'"{schema}"."some table(_version)?"', "", text)
             assert "some table" not in rest, name
-
-
-# -- what it says
 
 
 @pytest.mark.parametrize("name", statements(SQLITE))

@@ -55,9 +55,6 @@ async def run(queue: workq.Queue, handler: workq.Handler[Any, Any], payload: obj
     return id
 
 
-# -- a queue for one test
-
-
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where temporary files are made during the test."""
@@ -150,9 +147,6 @@ async def test_the_file_is_removed_however_the_test_ended(end: str, temporary: P
     assert files(temporary) == []
 
 
-# -- a transaction that is still open at the end
-
-
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("touched", ["enqueued", "read"])
 async def test_a_transaction_left_open_ends_the_test_with_the_remedy(touched: str, postgres: PostgresDatabase) -> None:
@@ -210,9 +204,6 @@ async def test_the_schema_is_removed_though_the_test_is_cancelled(postgres: Post
             scope.cancel()
             await anyio.sleep(SOON)
     assert await tables(postgres) == before
-
-
-# -- failed tasks
 
 
 @pytest.fixture(params=["temporary", "sqlite url", "postgresql url"])
@@ -378,9 +369,6 @@ async def test_the_log_says_of_what_kind_an_error_was_and_not_what_it_said(caplo
     assert all("\n" not in line and "secret" not in line for line in lines)
 
 
-# -- the options of the queue
-
-
 def test_it_takes_the_options_that_a_queue_takes() -> None:
     given = inspect.signature(workq.testing.queue, eval_str=True).parameters
     wanted = inspect.signature(workq.Queue, eval_str=True).parameters
@@ -409,9 +397,6 @@ async def test_the_options_reach_the_queue(url: str | None) -> None:
         assert events == ["enqueued", "started", "failed"]
         with pytest.raises(workq.PayloadError):
             await queue.enqueue(None, traced, "x" * 20)
-
-
-# -- a server
 
 
 async def test_a_server_that_is_there_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,9 +455,6 @@ def test_a_server_that_was_started_here_ends_with_the_process() -> None:
     assert id == "1"
     with pytest.raises(ConnectionError):
         asyncio.run(asyncpg.connect(url, timeout=5))
-
-
-# -- the pytest plugin
 
 
 @dataclass

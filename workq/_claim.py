@@ -15,6 +15,7 @@ from typing import TypeAlias
 from workq._caution import Caution
 from workq._clock import Clock
 from workq._held import Holding
+from workq._settings import Settings
 from workq._store import Lane, Store, Wanted
 from workq._task import Claimed
 from workq.dialect import Busy, Connection, Urgency
@@ -45,19 +46,13 @@ class Claimer:
 
     def __init__(
         self,
+        settings: Settings,
         store: Store,
         connection: Connection,
         clock: Clock,
         holding: Holding,
         caution: Caution,
         beat: Callable[[], Awaitable[None]],
-        *,
-        queue: str,
-        names: list[str],
-        schedules: list[tuple[str, str]],
-        lease: float,
-        poll_interval: float,
-        max_lost: int,
     ) -> None:
         self._store = store
         self._connection = connection
@@ -65,14 +60,14 @@ class Claimer:
         self._holding = holding
         self._caution = caution
         self._beat = beat
-        self._queue = queue
-        self._names = names
-        self._schedules = schedules
-        self._lease = timedelta(seconds=lease)
-        self._poll_interval = poll_interval
+        self._queue = settings.queue
+        self._names = sorted(settings.handlers)
+        self._schedules = list(settings.schedules)
+        self._lease = timedelta(seconds=settings.lease)
+        self._poll_interval = poll_interval = settings.poll_interval
         # An idle executor sends two statements a second at most; and a takeover is due a second after a poll.
         self._suspects_every = max(poll_interval / 2, min(poll_interval + 0.2, 1.2))
-        self._suspect = min(SUSPECT, max(max_lost, 1))
+        self._suspect = min(SUSPECT, max(settings.max_lost, 1))
         self._cursor: Cursor = START
         self._passed = clock.monotonic()
         self._looked_for_suspects = float("-inf")

@@ -88,8 +88,6 @@ class Hub:
             state = self._state = _InLoop(self.dialect, self.store, self._stored)
         return state
 
-    # -- the queue's own connection
-
     async def own(self, work: Callable[[Connection], Awaitable[T]], *, unsure: bool = False) -> T:
         """Run work on it. Raises the driver's errors; with `unsure`, OutcomeUnknown if the reply was lost."""
         try:
@@ -115,8 +113,6 @@ class Hub:
         """Wait until what `soon` took is stored, or has failed."""
         if self._state is not None:
             await self._state.sender.idle.wait()
-
-    # -- the executors of this process
 
     @property
     def locals(self) -> Sequence[Local]:
@@ -162,8 +158,6 @@ class Hub:
                 await event.wait()
         except TimeoutError:
             pass
-
-    # -- what is told, and to whom
 
     def tell(self, event: Event) -> None:
         """Call the hooks."""

@@ -68,20 +68,7 @@ class Life:
         self.workers = Workers(
             settings, store, clock, holding, self._reporter, self._finisher.put, hub.redacted, hub.checked
         )
-        self._claimer = Claimer(
-            store,
-            claim,
-            clock,
-            holding,
-            caution,
-            self._heartbeat.once,
-            queue=settings.queue,
-            names=sorted(settings.handlers),
-            schedules=list(settings.schedules),
-            lease=lease,
-            poll_interval=settings.poll_interval,
-            max_lost=settings.max_lost,
-        )
+        self._claimer = Claimer(settings, store, claim, clock, holding, caution, self._heartbeat.once)
 
     async def live(self) -> None:
         """Run until stopped, then end within the second after the deadline."""
@@ -145,8 +132,6 @@ class Life:
                 self._holding.remove(held)
         await asyncio.wait([emptied], timeout=until - self._clock.monotonic())
 
-    # -- the loops: each pass is a method of a stage, which a test can call once
-
     async def _claims(self) -> None:
         settings, workers, clock, claimer = self._settings, self.workers, self._clock, self._claimer
         look = False  # at everything: nothing more was to be had ahead
@@ -202,11 +187,11 @@ class Life:
     def overdue(self) -> bool:
         """Is a loop's last success older than it should be?"""
         now, settings = self._clock.now(), self._settings
-        idle = not self._holding.empty.is_set()
+        holds = not self._holding.empty.is_set()
         for steady, most in (
             (self.claiming, settings.poll_interval + 10),
             (self.beating, settings.lease),
         ):
             if steady.failing and (steady.succeeded_at is None or (now - steady.succeeded_at).total_seconds() > most):
                 return True
-        return self.finishing.failing and idle
+        return self.finishing.failing and holds

@@ -85,8 +85,6 @@ class Queue:
     def __repr__(self) -> str:
         return f"<Queue {self.hub.dialect.sql.names.table}>"
 
-    # -- the schema
-
     async def migrate(self) -> None:
         """Make the table, or bring it up to date. Every process may call it at its start. (Q: Migrate.)
 
@@ -97,8 +95,6 @@ class Queue:
     def schema_sql(self) -> str:
         """The SQL that makes the whole schema, for migration tools and for roles that may not create tables."""
         return _migrate.schema_sql(self.hub.dialect)
-
-    # -- producers
 
     @overload
     async def enqueue(
@@ -171,8 +167,6 @@ class Queue:
         """
         item = self._item(_new(target, payload, options))
         self.hub.soon(item)
-
-    # -- operators
 
     async def retry(
         self,
@@ -306,8 +300,6 @@ class Queue:
             ),
         )
 
-    # -- waiting
-
     async def wait(self, *targets: Target, timeout: float | None = None) -> None:
         """Wait until no committed, due, unfailed task of these kinds is left (none given: of any), in any queue.
 
@@ -319,8 +311,6 @@ class Queue:
         names = {name_of(target) for target in targets} or None
         self.hub.in_loop()
         await wait_until_done(self.hub, names, timeout)
-
-    # -- the parts
 
     def _check_tx(self, tx: object) -> None:
         if tx is not None and not hasattr(tx, "execute"):

@@ -113,8 +113,6 @@ class Store:
         everything = {"now": self.clock.now(), "series": 1, **params}
         return await self.dialect.fetch(statement, everything, at)  # type: ignore[arg-type]
 
-    # -- an executor's loops
-
     async def now(self, conn: Connection) -> datetime:
         """The time that decides what is due."""
         ((now,),) = await self._own(conn, self._sql.now, {})
@@ -179,8 +177,6 @@ class Store:
         params = {"names": names, "schedules": schedules, "limit": limit}
         rows = await self._own(conn, self._sql.left, params)
         return [Left(row[0], row[1], bool(row[2])) for row in rows]
-
-    # -- a producer's and an operator's, on a connection of ours or on the caller's
 
     async def insert(self, at: Connection | Transaction, own: bool, items: Sequence[Item]) -> list[int | None]:
         """Store tasks with one statement. Returns the id of each, None where a live task has the key."""

@@ -98,9 +98,6 @@ RESULTS: dict[str, Callable[[], workq.Outcome | None]] = {
 }
 
 
-# -- together
-
-
 async def test_a_commit_ends_the_task_with_the_handlers_own_row(database: Database) -> None:
     async with story(database) as (queue, ledger, events):
 
@@ -251,9 +248,6 @@ async def test_what_was_enqueued_before_completing_commits_with_it(database: Dat
         assert await queue.find() == []
 
 
-# -- tickers
-
-
 async def test_a_ticker_moves_on_with_its_payload_in_the_same_transaction(database: Database) -> None:
     async with story(database) as (queue, ledger, events):
         seen: list[workq.TaskRow | None] = []
@@ -361,9 +355,6 @@ async def test_a_ticker_that_leaves_what_cannot_be_stored_is_told_so_at_the_call
         row = await the_row(queue, id)
         assert (row.state, row.payload) == ("failed", "old")
         assert "PayloadError" in (row.error or "")
-
-
-# -- the fence
 
 
 async def test_complete_after_a_takeover_is_refused_and_the_new_holders_end_counts(database: Database) -> None:
@@ -517,9 +508,6 @@ async def test_complete_after_the_handler_has_ended_is_refused(database: Databas
                     await kept[0].complete(app.tx)
                 await app.commit()
         assert (await the_row(queue, id)).state == "waiting"
-
-
-# -- again
 
 
 async def test_complete_may_be_called_again_after_a_rollback(database: Database) -> None:
@@ -703,9 +691,6 @@ async def test_a_key_is_free_again_in_the_transaction_that_completed_its_task(da
         assert (row.payload, row.key) == (3, "k")
 
 
-# -- a transaction that stays open
-
-
 async def test_a_transaction_held_open_for_longer_than_the_lease_loses_nothing_and_ends_its_task_once(
     database: Database,
 ) -> None:
@@ -834,9 +819,6 @@ async def test_completed_is_told_after_the_commit_and_not_before_the_handler_has
     assert order == ["complete", "commit", "handler", "completed"]
 
 
-# -- stop
-
-
 async def test_stop_waits_for_a_handler_inside_its_transaction(database: Database) -> None:
     """clean stop."""
     async with story(database) as (queue, ledger, events):
@@ -948,9 +930,6 @@ async def test_stop_returns_in_time_while_a_transaction_is_left_open_and_its_end
             assert await ledger.entries() == []
 
 
-# -- isolation levels
-
-
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 async def test_complete_first_holds_through_any_number_of_beats(level: str, postgres: PostgresDatabase) -> None:
     """Under a snapshot that a later beat would break."""
@@ -1001,9 +980,6 @@ async def test_complete_after_a_beat_inside_a_snapshot_is_the_databases_error_an
 async def beat_since(queue: workq.Queue, row: workq.TaskRow) -> bool:
     now = await the_row(queue, row.id)
     return now.locked_until != row.locked_until
-
-
-# -- what is no transaction
 
 
 async def test_a_task_made_by_hand_has_no_row_to_complete(database: Database) -> None:

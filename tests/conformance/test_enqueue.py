@@ -148,7 +148,7 @@ async def test_a_time_comes_back_to_the_microsecond_and_in_utc(queue: workq.Queu
 
 
 async def test_headers_travel_beside_the_payload_and_are_read_only(queue: workq.Queue) -> None:
-    headers = {"trace": "\u00e9\u8868\U0001f600", "control": "a\n\x1b\x7f\"\\", "": ""}
+    headers = {"trace": "\u00e9\u8868\U0001f600", "control": 'a\n\x1b\x7f"\\', "": ""}
     row = await row_of(queue, await queue.enqueue(None, NOTE, "x", headers=headers))
     assert row.headers == headers
     with pytest.raises(TypeError):
@@ -682,9 +682,7 @@ async def test_an_aiosqlite_connection_that_commits_at_once_is_refused(sqlite: S
         assert [row.payload for row in await queue.find()] == ["x", "y"]
 
 
-async def test_a_connection_of_the_other_driver_is_refused(
-    postgres: PostgresDatabase, sqlite: SQLiteDatabase
-) -> None:
+async def test_a_connection_of_the_other_driver_is_refused(postgres: PostgresDatabase, sqlite: SQLiteDatabase) -> None:
     async with (
         postgres.open() as postgres_db,
         sqlite.open() as sqlite_db,

@@ -28,9 +28,6 @@ async def stored(queue: workq.Queue, target: Any = note, payload: Any = "hello",
     return id
 
 
-# -- the order, and what each says
-
-
 async def test_a_task_that_succeeds_is_enqueued_started_and_completed(database: Database) -> None:
     events, before = Events(), datetime.now(UTC)
     async with hooked(database, events) as queue:
@@ -191,9 +188,6 @@ async def test_retry_all_tells_of_each(database: Database) -> None:
     assert sorted(event.id for event in events if event.kind == "retried") == ids
 
 
-# -- inside a transaction
-
-
 async def test_what_is_enqueued_in_a_transaction_is_told_before_its_commit(database: Database) -> None:
     """W: they fire before your commit, so the transaction can still be rolled back afterwards."""
     events = Events()
@@ -241,9 +235,6 @@ async def test_every_way_of_enqueueing_is_told_once_and_a_taken_key_not_at_all(d
     assert {alone, *outside, *inside} - {None} <= rows
     assert Counter(event.id for event in events) == Counter(rows)
     assert {event.id for event in events if event.in_tx} == set(inside) - {None}
-
-
-# -- completed only after the commit
 
 
 async def test_completed_is_told_only_when_the_row_is_gone_for_everybody(database: Database) -> None:
@@ -309,9 +300,6 @@ async def test_after_complete_in_a_transaction_that_rolls_back_the_run_has_faile
     assert told(events, id) == ["enqueued", "started", "failed"]
 
 
-# -- released
-
-
 async def test_what_stop_hands_back_is_released(database: Database) -> None:
     events, runs = Events(), Runs()
     async with hooked(database, events) as queue:
@@ -345,9 +333,6 @@ async def test_later_is_released_and_no_failure(database: Database) -> None:
             await events.until("completed")
     assert told(events, id) == ["enqueued", *["started", "released"] * 2, "started", "completed"]
     assert {event.attempt for event in events} == {1}
-
-
-# -- hooks
 
 
 async def test_a_delayed_copy_can_be_enqueued_from_the_hook(database: Database) -> None:

@@ -261,9 +261,7 @@ async def test_batches_of_two_processes_do_not_deadlock(database: Database, queu
     async with database.open() as db:
         other_queue = workq.Queue(db)
         for one, other in crossing(5, 60):
-            first, second = await asyncio.gather(
-                queue.enqueue_many(None, one), other_queue.enqueue_many(None, other)
-            )
+            first, second = await asyncio.gather(queue.enqueue_many(None, one), other_queue.enqueue_many(None, other))
             for mine, yours in zip(first, reversed(second), strict=True):
                 assert (mine is None) != (yours is None)
     assert len(await queue.find(limit=10_000)) == 5 * 60

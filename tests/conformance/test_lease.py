@@ -102,9 +102,6 @@ async def holder(database: Database, id: int) -> tuple[Any, ...]:
     return row
 
 
-# -- takeover
-
-
 async def test_the_task_of_a_holder_that_is_gone_starts_elsewhere(database: Database) -> None:
     """F01, F02: nothing but the row decides, whoever held it and however long ago."""
     async with nodes(database) as (_, node):
@@ -303,8 +300,6 @@ async def test_a_foreign_transaction_longer_than_the_lease_steals_nothing(sqlite
         assert node.runs.started + elsewhere == Counter(range(8))
         assert node.events.count("lost") == 0
 
-
-# -- fence
 
 Ending = Callable[[workq.Task[Any]], Any]
 
@@ -560,9 +555,6 @@ async def test_a_handler_that_blocks_the_loop_past_its_lease_cannot_finish_what_
         assert await queue.find() == []
 
 
-# -- what changes while a claim looks
-
-
 @pytest.mark.parametrize("change", ["reschedule", "disable"])
 async def test_a_task_is_either_moved_away_or_run_never_both(change: str, database: Database) -> None:
     """F13: the claim decides by the row as it is when it takes it."""
@@ -702,9 +694,6 @@ async def test_a_claim_of_what_runs_here_renews_the_lease_instead_of_starting_tw
         assert node.runs.started == Counter({1: 1})
         assert await node.queue.find() == []
         assert told(node.events) == ["enqueued", "started", "completed"]
-
-
-# -- crash loop
 
 
 async def test_each_holder_that_vanishes_counts_and_the_attempts_stay(database: Database) -> None:
@@ -849,9 +838,6 @@ async def test_suspects_run_one_at_a_time_and_hold_up_no_others(database: Databa
         assert most["suspects"] == 1
         assert most["others"] > 1
         assert Counter(node.events.kinds()) == Counter(started=40, completed=40, enqueued=40)
-
-
-# -- between the claim and the start
 
 
 @asynccontextmanager

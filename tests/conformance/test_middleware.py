@@ -36,9 +36,6 @@ async def run_one(
     return id
 
 
-# -- order
-
-
 def noting(order: list[str], name: str) -> workq.Middleware:
     async def note(task: workq.Task[Any], call_next: workq.Next) -> workq.Result:
         order.append(f"{name} before")
@@ -141,8 +138,6 @@ async def test_a_middleware_sees_the_task_that_the_handler_sees(queue: workq.Que
     assert seen[1].payload == {"to": "ann", "by": "middleware"}
 
 
-# -- what passes through
-
 OUTCOMES: dict[str, Callable[[], workq.Outcome]] = {
     "Done": workq.Done,
     "Retry": lambda: workq.Retry("not yet", after=60),
@@ -216,9 +211,6 @@ async def test_an_error_passes_through_as_it_was_raised(error: BaseException, pl
     assert seen[0] is error
     assert (await events.until("failed")).error is error
     assert "boom" in (row.error or "")
-
-
-# -- what a middleware makes of it
 
 
 async def test_a_middleware_may_swallow_an_error(queue: workq.Queue) -> None:
@@ -378,9 +370,6 @@ async def test_what_a_middleware_leaves_in_a_tickers_payload_persists(database: 
         assert row.payload == {"handler": 2, "middleware": 2}
 
 
-# -- cancellation
-
-
 @pytest.mark.parametrize("why", ["stop", "timeout", "lost"])
 async def test_a_middleware_can_clean_up_when_its_run_is_cancelled(why: str, database: Database) -> None:
     """It sees the handler's CancelledError, and may still wait for a moment."""
@@ -433,9 +422,6 @@ async def test_a_middlewares_own_time_limit_is_an_error_like_any_other(queue: wo
     assert "its timeout" not in (row.error or "")
 
 
-# -- a database session for every run
-
-
 async def test_a_middleware_that_opens_a_transaction_ends_the_task_with_the_handlers_writes(
     database: Database,
 ) -> None:
@@ -467,9 +453,6 @@ async def test_a_middleware_that_opens_a_transaction_ends_the_task_with_the_hand
         assert await database.rows(f"select number from {table} order by number") == [(1,), (4,)]
         assert [(row.payload, row.state) for row in await queue.find()] == [(2, "waiting"), (3, "waiting")]
     assert (events.count("completed"), events.count("failed")) == (2, 2)
-
-
-# -- current_task()
 
 
 async def test_current_task_is_the_task_of_this_run_everywhere_below_it(queue: workq.Queue) -> None:
@@ -559,9 +542,6 @@ async def test_a_middleware_can_reset_what_it_set(queue: workq.Queue) -> None:
     await run_one(queue, look, span)
     assert seen == ["span", "span", "none"]
     assert await queue.find() == []
-
-
-# -- headers
 
 
 async def test_headers_travel_to_middleware_handler_and_every_event(database: Database) -> None:

@@ -94,9 +94,6 @@ def break_step(db: Dialect, *steps: tuple[str, ...]) -> None:
     vars(db)["_sql"] = replace(db.sql, migrations=steps)
 
 
-# -- together
-
-
 @pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
 async def test_sixteen_migrations_at_once_make_one_schema(database: Database, rounds: int) -> None:
     """F50: no errors, and every one of them leaves a table that works."""
@@ -142,9 +139,6 @@ async def test_a_second_migration_changes_nothing(database: Database) -> None:
         await workq.Queue(db).migrate()
         assert await version_rows(database) == before
         assert [row.id for row in await queue.find()] == [id]
-
-
-# -- half
 
 
 async def test_a_first_step_that_fails_leaves_nothing_and_can_be_run_again(database: Database) -> None:
@@ -212,9 +206,6 @@ async def test_code_may_be_older_than_a_schema_that_says_so(
             await old_queue.wait(timeout=SOON)
 
 
-# -- elsewhere
-
-
 async def test_a_table_may_have_any_name(database: Database) -> None:
     """F52, F53: also one that needs quotes, and everything of it works."""
     async with database.open(table=ODD) as db:
@@ -246,8 +237,6 @@ async def test_two_tables_in_one_database_know_nothing_of_each_other(database: D
             await two.wait(timeout=SOON)
         assert [row.name for row in await two.find()] == ["tick"]
 
-
-# -- by hand
 
 CATALOG = """
 select 'column', c.relname, a.attname, format_type(a.atttypid, a.atttypmod) || a.attnotnull || a.attidentity::text
@@ -306,9 +295,6 @@ async def test_the_sql_for_sqlite_run_by_hand_equals_migrate(sqlite: SQLiteDatab
             await queue.wait(timeout=SOON)
         await queue.migrate()
         assert await version_rows(by_hand) == before
-
-
-# -- with few rights
 
 
 @pytest_asyncio.fixture

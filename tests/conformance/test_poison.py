@@ -32,9 +32,6 @@ async def vanish(database: Database, ids: Sequence[int | None], times: int = 1) 
     )
 
 
-# -- a task that kills its process
-
-
 async def lived(database: Database, *options: str) -> tuple[int, list[str]]:
     """Run a process to its end, whatever that is: its exit code, and the lines it wrote."""
     schema = [] if database.schema is None else [f"--schema={database.schema}"]
@@ -182,9 +179,6 @@ async def test_a_run_that_ends_in_any_way_clears_the_suspicion(database: Databas
         await queue.wait(timeout=SOON)
         rows = await queue.find()
     assert {row.payload: row.lost for row in rows} == dict.fromkeys(ways, 0)
-
-
-# -- waiting
 
 
 async def test_recovered_retried_and_fresh_work_share_one_order(database: Database, queue: workq.Queue) -> None:

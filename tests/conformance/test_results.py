@@ -79,9 +79,6 @@ async def stored(queue: workq.Queue, target: workq.Handler[Any, Any], payload: o
     return id
 
 
-# -- the table of results
-
-
 @dataclass
 class Ways:
     """Handlers that move their cursor on, and then end with the same outcome in every way there is."""
@@ -242,9 +239,6 @@ async def test_any_other_return_value_of_a_ticker_counts_as_done_with_one_warnin
     assert sum("counts as success" in record.getMessage() for record in caplog.records) == 1
 
 
-# -- outcomes inside groups
-
-
 async def raises(error: BaseException) -> None:
     raise error
 
@@ -289,9 +283,6 @@ async def test_a_failing_subtask_beside_one_that_raises_an_outcome_is_a_failed_r
     row = await row_of(queue, id)
     assert row.state == "failed"
     assert "ValueError: broken" in (row.error or "")
-
-
-# -- retry policies
 
 
 class Step(NamedTuple):
@@ -557,9 +548,6 @@ async def test_a_wait_without_end_is_a_time_that_can_be_stored(wait: float, data
         await events.until("completed")
 
 
-# -- what can be read between retries
-
-
 async def test_the_error_is_readable_on_the_row_between_retries_and_while_the_next_one_runs(
     database: Database,
 ) -> None:
@@ -656,9 +644,6 @@ async def test_only_failed_runs_are_counted(database: Database) -> None:
     attempts = [attempt for attempt in runs.order if isinstance(attempt, int)]
     assert attempts == [1, 2, 2, 2]
     assert [event.attempt for event in events if event.kind == "released"] == [2, 2]
-
-
-# -- timeouts
 
 
 async def test_a_handler_that_takes_too_long_is_cancelled_and_fails(queue: workq.Queue) -> None:
@@ -819,9 +804,6 @@ async def test_a_run_that_timed_out_stays_a_failed_one_when_stop_comes_too(datab
     assert events.kinds() == ["enqueued", "started", "failed"]
 
 
-# -- tickers that fail
-
-
 async def test_after_its_last_retry_a_ticker_goes_on_at_its_next_time_with_the_error_kept(database: Database) -> None:
     """Q, Result Actions: "After MaxRetries, jobs fail permanently; tickers reschedule at Every"."""
     events = Events()
@@ -928,9 +910,6 @@ async def test_a_ticker_that_timed_out_keeps_its_payload(database: Database) -> 
             await events.until("failed")
         row = await row_of(queue, id)
         assert (row.state, row.attempt, row.payload, due_in(row)) == ("waiting", 1, {"at": 0}, 60)
-
-
-# -- payloads that cannot be stored
 
 
 def nested(levels: int) -> list[Any]:

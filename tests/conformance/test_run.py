@@ -42,9 +42,6 @@ async def failed_row(queue: workq.Queue, id: int | None) -> workq.TaskRow:
             await asyncio.sleep(0.01)
 
 
-# -- routing
-
-
 async def test_a_name_that_nobody_registered_here_is_left_alone(queue: workq.Queue) -> None:
     """F08: it is neither claimed nor failed, however often an executor looks."""
     runs = Runs()
@@ -151,9 +148,6 @@ async def test_two_executors_of_one_queue_run_each_task_once(queue: workq.Queue)
         await queue.enqueue_many(None, [workq.NewTask(note, number) for number in range(200)])
         await queue.wait(timeout=SOON)
     assert runs == Counter(range(200))
-
-
-# -- order
 
 
 @pytest.mark.parametrize("claim_ahead", [True, False])
@@ -273,9 +267,6 @@ async def until_left(queue: workq.Queue, number: int) -> None:
         return len(await queue.find()) == number
 
     await eventually(few)
-
-
-# -- kinds of handlers
 
 
 @dataclass
@@ -465,9 +456,6 @@ async def test_any_other_return_value_counts_as_done_with_one_warning(
     assert await queue.find() == []
     warnings = [record for record in caplog.records if "counts as success" in record.getMessage()]
     assert len(warnings) == 1
-
-
-# -- what a handler may raise
 
 
 async def raise_in_a_subtask() -> None:
@@ -701,9 +689,6 @@ async def test_a_payload_that_does_not_decode_fails_alone_and_keeps_its_text(que
     assert "PayloadError" in (row.error or "")
 
 
-# -- hooks
-
-
 @pytest.mark.parametrize(
     "kind", [ValueError, asyncio.CancelledError, GeneratorExit, StopIteration], ids=lambda kind: kind.__name__
 )
@@ -742,9 +727,6 @@ async def test_a_hook_that_raises_on_a_failure_leaves_the_row_failed(database: D
         assert "by the handler" in (row.error or "")
         await queue.enqueue(None, bystander, 1)
         await queue.wait(timeout=SOON)
-
-
-# -- contexts
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["async def", "plain def"])
@@ -792,9 +774,6 @@ async def test_a_middleware_and_its_handler_share_the_context_of_the_run(queue: 
             await queue.enqueue(None, look)
             await queue.wait(timeout=SOON)
     assert seen == ["unset", "span", "unset", "span"]
-
-
-# -- background tasks
 
 
 async def test_a_handler_that_only_its_own_future_knows_is_not_collected(queue: workq.Queue) -> None:

@@ -70,9 +70,6 @@ class Times:
         return last + self.pause
 
 
-# -- registration
-
-
 async def test_the_first_run_is_the_schedule_of_now(queue: workq.Queue) -> None:
     times = Times()
     async with workq.Executor(queue, [tick], schedules=[workq.Schedule(tick, times)], **QUICK):
@@ -190,9 +187,6 @@ async def test_enqueue_of_a_scheduled_name_adds_an_ordinary_task(database: Datab
         assert await queue.find() == [first]
 
 
-# -- what start() refuses
-
-
 def raises(last: datetime) -> datetime:
     raise LookupError("no calendar")
 
@@ -240,9 +234,6 @@ async def test_a_payload_that_was_spoiled_meanwhile_makes_start_raise_and_leaves
     with pytest.raises(workq.PayloadError):
         await executor.start()
     assert await queue.find() == []
-
-
-# -- success
 
 
 async def test_after_success_the_next_run_is_the_schedule_of_the_finish(database: Database) -> None:
@@ -332,9 +323,6 @@ async def test_two_nodes_run_each_occurrence_once_and_never_two_at_a_time(databa
         assert (await row_of(queue)).payload == ran == events.count("completed")
 
 
-# -- payload
-
-
 @dataclass
 class Cursor:
     """What a schedule may carry from run to run."""
@@ -410,9 +398,6 @@ async def test_a_payload_that_cannot_be_stored_fails_the_row_and_leaves_the_old_
         row = await settled(queue, "failed")
     assert row.payload == {"old": 1}
     assert "PayloadError" in (row.error or "")
-
-
-# -- failure
 
 
 async def test_without_a_policy_a_failed_schedule_stops_until_retry_then_runs_at_once_and_returns(
@@ -569,9 +554,6 @@ async def test_a_schedule_function_that_goes_wrong_after_a_run_fails_the_row_wit
         assert (row.state, row.payload["page"], row.error) == ("waiting", 3, None)
         assert close(row.run_at, datetime.now(UTC) + HOUR)
         assert Counter(events.kinds()) == Counter(started=2, failed=1, retried=1, completed=1)
-
-
-# -- changes by hand
 
 
 async def test_a_deleted_row_is_made_anew_by_the_next_start_and_not_before(database: Database) -> None:

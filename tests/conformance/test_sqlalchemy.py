@@ -52,9 +52,6 @@ async def engine(database: Database) -> AsyncGenerator[AsyncEngine]:
         yield engine
 
 
-# -- everything that may be given
-
-
 @asynccontextmanager
 async def a_session(engine: AsyncEngine) -> AsyncGenerator[Any]:
     async with AsyncSession(engine) as session:
@@ -268,9 +265,6 @@ async def test_a_savepoint_that_rolls_back_leaves_no_trace(kind: Kind, queue: wo
     assert [row.id for row in await queue.find()] == kept
 
 
-# -- reading
-
-
 @every_kind
 async def test_get_and_find_see_what_their_transaction_did(kind: Kind, queue: workq.Queue, engine: AsyncEngine) -> None:
     headers = {"trace": "7"}
@@ -330,9 +324,6 @@ async def test_many_are_one_statement_through_sqlalchemy(kind: Kind, queue: work
     assert [(row.id, row.payload) for row in rows] == [(id, str(number)) for number, id in enumerate(ids)]
 
 
-# -- keys
-
-
 @every_kind
 async def test_a_key_that_is_taken_leaves_the_session_usable(
     kind: Kind, queue: workq.Queue, engine: AsyncEngine
@@ -374,9 +365,6 @@ async def test_a_retry_as_the_first_statement_that_finds_its_key_taken_leaves_th
         kept = await queue.enqueue(tx, NOTE, "kept")
         await tx.commit()
     assert [row.id for row in await queue.find(target=NOTE)] == [kept]
-
-
-# -- the end of a task
 
 
 @every_kind
@@ -485,9 +473,6 @@ async def test_what_a_session_enqueued_runs_when_it_has_committed(
     assert sorted(ran) == [number for number in range(20) if number % 4]
 
 
-# -- beside the ORM
-
-
 @pytest.mark.parametrize("end", ["commit", "rollback", "a failing flush"])
 @pytest.mark.parametrize("flushed", [True, False], ids=["flushed before", "flushed by the commit"])
 async def test_objects_and_tasks_are_stored_together_or_not_at_all(
@@ -537,9 +522,6 @@ async def test_a_scoped_session_is_the_one_of_this_asyncio_task(queue: workq.Que
     for payload in ("kept", "undone"):
         await asyncio.create_task(work(payload))
     assert [row.payload for row in await queue.find()] == ["kept"]
-
-
-# -- what is refused
 
 
 @contextmanager
@@ -660,9 +642,6 @@ async def test_an_engine_of_the_other_database_is_refused_with_the_remedy(
                     await on_postgres.enqueue(tx, NOTE, "never")
         assert await on_sqlite.find() == []
         assert await on_postgres.find() == []
-
-
-# -- SQLAlchemy's recipe for SQLite
 
 
 def begins_nothing(connection: Any, record: object) -> None:
@@ -787,9 +766,6 @@ async def test_the_autocommit_setting_of_newer_pythons_is_heeded(kind: Kind, sql
                 await queue.enqueue(tx, NOTE, "never")
             await tx.rollback()
         assert [row.id for row in await queue.find()] == [id]
-
-
-# -- older releases
 
 
 @every_kind

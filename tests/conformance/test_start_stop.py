@@ -98,9 +98,6 @@ def took(since: float) -> float:
     return time.monotonic() - since
 
 
-# -- start
-
-
 def version_table(database: Database) -> str:
     return f'{database.table[:-1]}_version"'
 
@@ -273,9 +270,6 @@ async def test_stop_refuses_what_is_no_time(timeout: float, queue: workq.Queue) 
         await workq.Executor(queue, [note], **LONG).stop(timeout)
 
 
-# -- stop waits for what runs
-
-
 async def test_stop_waits_for_running_tasks_and_claims_no_more(queue: workq.Queue) -> None:
     runs = Runs()
     executor = workq.Executor(queue, [holding(runs)], workers=2, **LONG)
@@ -380,9 +374,6 @@ async def test_stop_may_be_called_by_a_handler(queue: workq.Queue) -> None:
     await executor.start()
     await enqueued(queue, "last")
     await fact(lambda: "ended" in repr(executor))
-
-
-# -- stop's deadline: whatever a handler does
 
 
 async def test_stop_hands_back_what_does_not_end_in_time_and_others_may_have_it_at_once(database: Database) -> None:
@@ -566,9 +557,6 @@ async def test_after_stop_no_thread_is_left(database: Database) -> None:
         await before.nothing_left()
 
 
-# -- stop's deadline: whatever the database does
-
-
 async def test_stop_returns_in_time_while_the_table_is_locked(postgres: PostgresDatabase) -> None:
     """F36: claims, beats and finishes hang; what they hold is given up, and no connection is left."""
     async with asyncpg.create_pool(postgres.url, min_size=0, max_size=8) as pool:
@@ -703,9 +691,6 @@ async def cpu_share(seconds: float) -> float:
     return (time.process_time() - used) / (time.monotonic() - began)
 
 
-# -- run()
-
-
 async def test_run_ends_by_stop_and_returns(queue: workq.Queue) -> None:
     executor = workq.Executor(queue, [note], **LONG)
     running = asyncio.create_task(executor.run())
@@ -774,9 +759,6 @@ async def test_run_works_in_a_task_group_with_the_application(queue: workq.Queue
     assert ended == ["application"]
 
 
-# -- async with
-
-
 async def test_leaving_by_an_exception_stops_it_and_lets_the_exception_through(database: Database) -> None:
     """F31: what runs has its time to end."""
     before = Before()
@@ -798,6 +780,7 @@ async def test_leaving_by_an_exception_stops_it_and_lets_the_exception_through(d
 
 async def test_leaving_connect_by_an_exception_leaves_nothing(database: Database) -> None:
     """F31."""
+
     async def fail() -> None:
         async with hooked(database) as queue, workq.Executor(queue, [note], **LONG):
             await queue.enqueue(None, note, 1)
@@ -827,9 +810,6 @@ async def test_a_body_that_is_cancelled_is_left_in_order(database: Database) -> 
         assert runs.started == Counter([1])
         assert await queue.find() == []
     await before.nothing_left()
-
-
-# -- serve(), in this process
 
 
 Handlers = dict[signal.Signals, Any]
@@ -916,8 +896,6 @@ async def test_serve_outside_the_main_thread_leaves_signals_alone(database: Data
     await asyncio.to_thread(lambda: asyncio.run(served()))
     assert handlers() == before
 
-
-# -- in a process of its own
 
 PRELUDE = """
 import asyncio, signal, sys, threading, time

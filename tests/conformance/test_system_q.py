@@ -61,9 +61,6 @@ async def row_of(queue: workq.Queue, id: int) -> workq.TaskRow:
     return row
 
 
-# -- Features
-
-
 async def test_jobs(queue: workq.Queue) -> None:
     """Q, Features: "Jobs — one-shot tasks: enqueue, process, complete or fail"."""
     sent: list[SendEmailPayload] = []
@@ -197,9 +194,6 @@ async def test_graceful_shutdown(database: Database) -> None:
     assert [event.kind for event in events][4:] == ["completed", "released"]
 
 
-# -- Quick start
-
-
 async def test_schema_by_program_or_by_migration_tool(database: Database) -> None:
     """Q, Schema: "Run the migration programmatically or use the embedded SQL with goose"."""
 
@@ -249,9 +243,6 @@ async def test_start_blocks_until_cancelled_or_stopped(how: str, queue: workq.Qu
         await stopping
     assert running.cancelled() == (how == "cancelled")
     assert await queue.find() == []
-
-
-# -- JobSpec
 
 
 async def test_job_spec_queue(queue: workq.Queue) -> None:
@@ -406,9 +397,6 @@ async def test_job_spec_finalize_buffer(database: Database) -> None:
     assert events.kinds() == ["enqueued", "started", "failed"]
 
 
-# -- TickerSpec
-
-
 async def test_ticker_spec_has_all_fields_of_a_job_spec(database: Database) -> None:
     """Q, TickerSpec: "All fields from JobSpec plus": a Schedule has those of its handler."""
     events = Events()
@@ -473,9 +461,6 @@ async def test_ticker_spec_every(database: Database) -> None:
                 await database.age(row.id, 1000 * number)
                 await events.until("completed", number)
                 assert abs(await pause(queue, row.id) - 300) < 30
-
-
-# -- Multi-Pod Safety
 
 
 async def test_skip_locked(database: Database) -> None:
@@ -611,9 +596,6 @@ async def test_handlers_must_be_idempotent(database: Database, queue: workq.Queu
         await queue.wait(timeout=SOON)
     assert again == [1]
     assert await queue.find() == []
-
-
-# -- Recovery
 
 
 @pytest.mark.parametrize("how", ["failed", "disabled"])

@@ -18,7 +18,7 @@ from support import SOON, Database, Events, PostgresDatabase, SQLiteDatabase
 from workq import NewTask
 
 NOTE = workq.Spec("note", str)
-EVERYTHING: dict[str, Any] = {"n": [1, 2.5, -0.0, 2**63, None, True], "text": "\u00e9\u8868\"\\\n", "empty": {}}
+EVERYTHING: dict[str, Any] = {"n": [1, 2.5, -0.0, 2**63, None, True], "text": '\u00e9\u8868"\\\n', "empty": {}}
 
 Change = Callable[[workq.Queue, workq.Transaction, list[int]], Awaitable[Any]]
 """Something done to the tasks with these ids: two wait, two have failed, all have keys."""
@@ -86,9 +86,7 @@ async def test_a_savepoint_that_rolls_back_leaves_no_trace(database: Database, q
 
 
 @every_change
-async def test_whatever_is_rolled_back_leaves_no_trace(
-    database: Database, queue: workq.Queue, change: Change
-) -> None:
+async def test_whatever_is_rolled_back_leaves_no_trace(database: Database, queue: workq.Queue, change: Change) -> None:
     ids = await some_tasks(queue)
     before = await traces(database)
     async with database.caller() as app:

@@ -48,9 +48,6 @@ async def runs_out(queue: workq.Queue, *targets: workq.Target) -> str:
     return str(error.value)
 
 
-# -- what it waits for
-
-
 async def test_nothing_to_wait_for_returns_at_once(queue: workq.Queue) -> None:
     await queue.wait(timeout=0.5)
     async with workq.Executor(queue, [note], **QUICK):
@@ -183,9 +180,6 @@ async def test_what_a_hook_enqueues_soon_is_waited_for_too(database: Database) -
                 assert ran[-1] == id
 
 
-# -- schedules
-
-
 async def test_a_schedule_that_is_due_and_served_here_counts(database: Database) -> None:
     runs = Runs()
     async with hooked(database) as queue:
@@ -217,9 +211,6 @@ async def test_a_schedule_that_nobody_here_serves_does_not_count(database: Datab
         await queue.enqueue(None, tick)
         await queue.wait(timeout=SOON)
     assert [left.id for left in await queue.find()] == [row.id]
-
-
-# -- hooks
 
 
 async def test_the_hooks_have_run_when_it_returns(database: Database) -> None:
@@ -268,9 +259,6 @@ async def test_what_is_deleted_but_not_yet_told_is_waited_for(database: Database
             assert events.count("completed") == 1
 
 
-# -- the timeout
-
-
 async def test_the_error_says_what_is_left_and_whether_an_executor_here_serves_it(queue: workq.Queue) -> None:
     runs = Runs()
     async with workq.Executor(queue, [holding(runs)], workers=2, **QUICK):
@@ -299,9 +287,6 @@ async def test_without_a_timeout_it_waits_until_it_is_cancelled(queue: workq.Que
         await waiting
     # And the queue is as usable as before.
     assert len(await queue.find()) == 1
-
-
-# -- where, and with whom
 
 
 async def test_it_waits_for_executors_elsewhere_too(database: Database) -> None:

@@ -105,9 +105,6 @@ async def pool_of(database: PostgresDatabase, size: int) -> AsyncGenerator[async
             assert await conn.fetchval(locks) == 0
 
 
-# -- callers
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("rounds", [4_000, pytest.param(40_000, marks=pytest.mark.slow)])
 async def test_cancelled_calls_leave_nothing_behind(database: Database, rounds: int) -> None:
@@ -189,9 +186,6 @@ async def test_an_application_that_closes_its_pool_after_using_a_queue_is_not_he
         await pool.close()
 
 
-# -- executors
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("rounds", [60, pytest.param(1_000, marks=pytest.mark.slow)])
 async def test_executors_that_are_cancelled_at_any_moment_leave_nothing_behind(database: Database, rounds: int) -> None:
@@ -247,9 +241,6 @@ async def test_a_start_that_is_cancelled_anywhere_leaves_nothing_behind(
     reports = [record.getMessage() for record in caplog.records if record.name == "asyncio"]
     # asyncpg itself leaves one when it is cancelled while it connects.
     assert [report for report in reports if "unexpected connection_lost() call" not in report] == []
-
-
-# -- connections
 
 
 @pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])
@@ -348,9 +339,6 @@ async def test_each_connection_is_used_by_one_task_at_a_time(
     assert [connection.most for connection in watched if connection.most > 1] == []
 
 
-# -- SQLite
-
-
 def is_free(sqlite: SQLiteDatabase) -> bool:
     """May another process write?"""
     conn = sqlite3.connect(sqlite.path, isolation_level=None, timeout=0)
@@ -434,9 +422,6 @@ async def test_closing_can_be_cancelled_anywhere(sqlite: SQLiteDatabase) -> None
             await opened.__aenter__()
             await cancelled_after(turns, lambda opened=opened: opened.__aexit__(None, None, None))
         assert is_free(sqlite)
-
-
-# -- handlers
 
 
 async def test_a_cancelled_executor_cancels_its_handlers_and_gives_their_tasks_back(database: Database) -> None:

@@ -57,9 +57,6 @@ async def frozen(server: Server) -> AsyncGenerator[None]:
         await asyncio.to_thread(server.thaw)
 
 
-# -- gone
-
-
 @pytest.mark.parametrize("end", ENDS)
 async def test_work_resumes_by_itself_when_the_server_returns(
     mortal: PostgresDatabase, server: Server, caplog: pytest.LogCaptureFixture, end: str
@@ -184,9 +181,6 @@ async def test_whatever_the_driver_raises_from_a_broken_connection_says_nothing_
         await conn.close()
 
 
-# -- frozen
-
-
 async def test_stop_returns_in_time_from_a_frozen_server(mortal: PostgresDatabase, server: Server) -> None:
     """F36: clean stop. stop(2) returns within 3 s, and leaves nothing in the loop."""
     runs = Runs()
@@ -223,9 +217,6 @@ async def test_work_resumes_by_itself_when_a_frozen_server_goes_on(mortal: Postg
         assert await tasks.runs(since=back, timeout=2 * BACK_AGAIN) < BACK_AGAIN
         await tasks.end()
         assert await mortal.rows("select id from {table}") == []
-
-
-# -- not there
 
 
 async def test_start_on_a_dead_server_says_so_and_leaves_nothing_behind(
@@ -295,9 +286,6 @@ async def test_a_start_that_waits_for_a_frozen_server_gives_up_and_says_why(
                 await workq.Executor(queue, [work]).start()
             await asyncio.sleep(0)
             assert [task for task in others() if task not in before] == []
-
-
-# -- locked
 
 
 async def test_a_foreign_writer_that_holds_the_file_for_three_seconds_brings_no_error_to_the_surface(

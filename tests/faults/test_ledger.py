@@ -37,9 +37,7 @@ class Crew:
         output = self._folder / f"output-{len(self._all)}"
         environment = ENVIRONMENT | {"PYTHONPATH": f"{ENVIRONMENT['PYTHONPATH']}:{WORKER.parents[1]}"}
         with output.open("wb") as file:
-            process = subprocess.Popen(
-                self._command, env=environment, stdin=subprocess.PIPE, stdout=file, stderr=file
-            )
+            process = subprocess.Popen(self._command, env=environment, stdin=subprocess.PIPE, stdout=file, stderr=file)
         node = Node(process, output)
         self._all.append(node)
         self.living.append(node)

@@ -31,9 +31,6 @@ async def is_empty(database: Database) -> bool:
     return await database.rows("select id from {table} limit 1") == []
 
 
-# -- sharing
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", [2_000, pytest.param(20_000, marks=pytest.mark.slow)])
 async def test_two_processes_run_every_task_exactly_once(
@@ -69,9 +66,6 @@ async def test_processes_that_produce_and_run_at_once_never_see_a_locked_file(
         assert len(nodes.journal.times("start")) == 4 * number
 
 
-# -- dying
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("number", "rounds"), [(16, 1), pytest.param(100, 50, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
@@ -104,9 +98,6 @@ async def test_the_tasks_of_a_killed_process_start_elsewhere_when_their_leases_e
         await database.rows("delete from {table}")
 
 
-# -- standing still
-
-
 async def test_a_process_that_stood_still_changes_nothing_of_what_others_did_and_goes_on_working(
     database: Database, queue: workq.Queue, nodes: Nodes
 ) -> None:
@@ -135,9 +126,6 @@ async def test_a_process_that_stood_still_changes_nothing_of_what_others_did_and
     assert another is not None
     await journal.until("completed", 1, frozen.pid)
     assert [line.id for line in journal.lines("completed", frozen.pid)] == [another]
-
-
-# -- starting
 
 
 def made_within(rows: list[workq.TaskRow], before: float, after: float) -> bool:
@@ -186,9 +174,6 @@ async def test_processes_that_start_at_once_on_an_empty_database_all_start(
     assert made_within(rows, before - 0.001, time.time())
 
 
-# -- ending
-
-
 @pytest.mark.parametrize("how", ["closed", "raised", "never closed"])
 async def test_a_process_that_used_workq_ends_when_its_loop_has(database: Database, how: str) -> None:
     """F31: within 2 s of asyncio.run returning, also when nobody closed anything."""
@@ -200,9 +185,6 @@ async def test_a_process_that_used_workq_ends_when_its_loop_has(database: Databa
     assert ended - float(printed) < 2
     if how != "never closed":
         assert complaint == b""
-
-
-# -- growing
 
 
 @pytest.mark.parametrize(

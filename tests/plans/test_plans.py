@@ -291,8 +291,6 @@ async def test_no_plan_that_was_made_while_the_table_was_empty_is_kept(table: Ta
     assert plan.buffers < 50 * LIMIT, plan
 
 
-# -- SQLite
-
 TICK = 100
 """Steps of SQLite's machine for each call of the progress handler."""
 

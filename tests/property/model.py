@@ -84,8 +84,6 @@ class Model:
         self.rows: dict[int, Row] = {}
         self._failures = 0
 
-    # -- what can be seen
-
     def state(self, row: Row) -> str:
         if row.failed is not None:
             return "failed"
@@ -97,8 +95,6 @@ class Model:
             (row.name, row.key) == (name, key) and row.failed is None and not row.scheduled
             for row in self.rows.values()
         )
-
-    # -- producers and operators
 
     def enqueue(self, id: int, name: str, payload: int, key: str | None, priority: int, delay: int) -> Events:
         self.rows[id] = Row(id, name, key, priority, payload, self.now + delay)
@@ -169,8 +165,6 @@ class Model:
     def die(self, node: Node) -> None:
         """A process is gone; another one is in its place. Its leases go on until they run out."""
         node.runs.clear()
-
-    # -- executors
 
     def claim(self, node: Node, late: bool) -> tuple[Run | None, Events]:
         """The next task for a node with one place; `late`: it stops meanwhile and gives back what it got."""

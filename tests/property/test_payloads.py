@@ -26,8 +26,6 @@ from support import SOON, Database, PostgresDatabase, SQLiteDatabase
 from workq._codec import TypedCodec
 from workq._codec_ways import msgspec_ways, pydantic_ways
 
-# -- values
-
 
 class Size(enum.Enum):
     SMALL = "small"
@@ -223,8 +221,6 @@ anything = st.recursive(
     max_leaves=5,
 )
 
-# -- what is the same
-
 
 def plain(value: Any) -> Any:
     """A value as what tells it from every other: types, fields, bits of floats, digits of decimals, instants."""
@@ -252,9 +248,6 @@ def plain(value: Any) -> Any:
             return kind, {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
         case _:
             return kind, value
-
-
-# -- where it goes
 
 
 class Side:

@@ -363,8 +363,6 @@ class Machine:
         assert id is not None
         self.events.update(self.model.enqueue(id, item.name, item.payload, item.key, item.priority, item.delay))
 
-    # -- producers
-
     async def enqueue(self, item: Item) -> None:
         id = await self.queue.enqueue(None, item.name, item.payload, **item.options)
         self.stored(item, id)
@@ -389,8 +387,6 @@ class Machine:
         ids = {(row.name, row.key or ""): row.id for row in rows if row.scheduled}
         self.model.register({schedule: ids[schedule] for schedule in missing})
         self.last_id = max([self.last_id, *ids.values()])
-
-    # -- executors
 
     async def claim(self, number: int, late: bool) -> model.Run | None:
         run, events = self.model.claim(self.model_nodes[number], late)
@@ -462,8 +458,6 @@ class Machine:
         self.model.now += seconds
         await self.world.let_pass(seconds)
 
-    # -- operators
-
     async def retry(self, which: int, delay: int | None, payload: int | None) -> None:
         id = self.row(which, failed=True)
         wanted, events = self.model.retry(id, delay, payload)
@@ -501,8 +495,6 @@ class Machine:
 
     async def delete_one(self, id: int) -> None:
         assert await self.queue.delete(None, id) == self.model.delete(id)
-
-    # -- the table
 
     async def look(self) -> None:
         """The table is as the model says, and hooks were told what happened."""

@@ -1,5 +1,6 @@
 # ruff: noqa
 """Each line marked E must be an error, one marked M for mypy only, each without must not."""
+
 from dataclasses import dataclass
 from typing import Any, TypedDict, assert_type
 import asyncpg, aiosqlite
@@ -7,12 +8,16 @@ from sqlalchemy.ext.asyncio import AsyncSession, AsyncConnection, AsyncEngine, a
 from sqlalchemy.orm import Session
 import workq
 
+
 @dataclass
 class Email:
     to: str
     subject: str
+
+
 class EmailTD(TypedDict):
     to: str
+
 
 @workq.handler("send-email", timeout=20)
 async def send_email(task: workq.Task[Email]) -> None: ...
@@ -29,13 +34,20 @@ def plain_later(task: workq.Task[Email]) -> workq.Later | None: ...
 @workq.handler("opt")
 async def opt(task: workq.Task[int | None]) -> None: ...
 @workq.handler("later")
-async def later(task: workq.Task[list[int]]) -> workq.Later: return workq.Later(3)
+async def later(task: workq.Task[list[int]]) -> workq.Later:
+    return workq.Later(3)
+
+
 @workq.handler("bad return")  # E
-async def badret(task: workq.Task[Email]) -> int: return 3
+async def badret(task: workq.Task[Email]) -> int:
+    return 3
+
+
 @workq.handler("two args")  # E
 async def two(task: workq.Task[Email], pool: object) -> None: ...
 @workq.handler("untyped")
 async def untyped(task: Any) -> None: ...
+
 
 KEYED = workq.Spec("keyed", Email, key=lambda e: e.to, queue="mail")
 KEYED_BAD = workq.Spec("keyed", Email, key=lambda e: e.too)  # E
@@ -47,6 +59,7 @@ assert_type(KEYED, workq.Spec[Email])
 assert_type(NOTHING, workq.Spec[None])
 assert_type(INTS, workq.Spec[list[int]])
 
+
 @workq.handler(KEYED, retry=workq.linear())
 async def keyed(task: workq.Task[Email]) -> None: ...
 @workq.handler(KEYED)  # E
@@ -54,13 +67,27 @@ async def keyed_bad(task: workq.Task[str]) -> None: ...
 @workq.handler(NOTHING)
 async def nothing(task: workq.Task) -> None: ...
 
+
 class Service:
     async def send(self, task: workq.Task[Email]) -> workq.Result: ...
+
+
 bound = workq.handler(KEYED, timeout=3)(Service().send)
 assert_type(keyed.name, str)
 
-async def main(q: workq.Queue, tx: AsyncSession, c: asyncpg.Connection[Any], pool: asyncpg.Pool[Any], s: aiosqlite.Connection,
-               engine: AsyncEngine, ac: AsyncConnection, sm: async_sessionmaker[AsyncSession], sc: async_scoped_session[AsyncSession], sync: Session) -> None:
+
+async def main(
+    q: workq.Queue,
+    tx: AsyncSession,
+    c: asyncpg.Connection[Any],
+    pool: asyncpg.Pool[Any],
+    s: aiosqlite.Connection,
+    engine: AsyncEngine,
+    ac: AsyncConnection,
+    sm: async_sessionmaker[AsyncSession],
+    sc: async_scoped_session[AsyncSession],
+    sync: Session,
+) -> None:
     await q.enqueue(tx, send_email, Email("a", "b"))
     await q.enqueue(tx, bound, Email("a", "b"), delay=3)
     await q.enqueue(tx, send_email, {"to": "a"})  # E
@@ -103,7 +130,11 @@ async def main(q: workq.Queue, tx: AsyncSession, c: asyncpg.Connection[Any], poo
     await q.enqueue(sync, cleanup)  # (sync session: only the run time can tell)
     async with pool.acquire() as conn, conn.transaction():
         await q.enqueue(conn, cleanup)
-    await q.enqueue_many(tx, [workq.NewTask(send_email, Email("a", "b"), delay=i) for i in range(3)] + [workq.NewTask("x", {"a": 1}), workq.NewTask(cleanup)])
+    await q.enqueue_many(
+        tx,
+        [workq.NewTask(send_email, Email("a", "b"), delay=i) for i in range(3)]
+        + [workq.NewTask("x", {"a": 1}), workq.NewTask(cleanup)],
+    )
     workq.NewTask(send_email, "x")  # E
     await send_email(workq.Task(Email("a", "b")))
     assert_type(await later(workq.Task([1])), workq.Later)

@@ -97,8 +97,7 @@ def test_pages_one_after_the_other_see_every_row_of_a_lane_once(rows: list[tuple
         behind = [
             row
             for row in table
-            if (row.name, row.priority) not in cursor
-            or (row.run_at, row.lease.id) > cursor[row.name, row.priority]
+            if (row.name, row.priority) not in cursor or (row.run_at, row.lease.id) > cursor[row.name, row.priority]
         ]
         behind.sort(key=lambda row: (row.priority, row.run_at, row.lease.id))
         page = behind[:size]

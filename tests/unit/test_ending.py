@@ -60,9 +60,6 @@ def written(made: Ending) -> Settled:
     return made.settled
 
 
-# -- the table
-
-
 @dataclass(frozen=True)
 class Row:
     """An outcome after `attempt` failed runs, and what it becomes."""
@@ -107,27 +104,58 @@ ONE_SHOT = [
     Row("Fail is never retried", workq.Fail(BOOM), 0, TWICE, False, "failed", stopped(1), BOOM),
     Row("Fail without a policy", workq.Fail("no"), 0, None, False, "failed", stopped(1), "no"),
     Row("Skip is Fail", workq.Skip("no"), 0, TWICE, False, "failed", stopped(1), "no"),
-    Row("Later spends no attempt and saves the payload", workq.Later(7), 2, TWICE, False, "released",
-        Settled(delay=timedelta(seconds=7), payload=LEFT, attempt=2, keep_error=True)),
+    Row(
+        "Later spends no attempt and saves the payload",
+        workq.Later(7),
+        2,
+        TWICE,
+        False,
+        "released",
+        Settled(delay=timedelta(seconds=7), payload=LEFT, attempt=2, keep_error=True),
+    ),
 ]
 
 SCHEDULED = [
     Row("Done goes on, with the payload", workq.Done(), 0, None, True, "completed", Settled(run_at=ON, payload=LEFT)),
     Row("Done clears the attempts", workq.Done(), 2, TWICE, True, "completed", Settled(run_at=ON, payload=LEFT)),
-    Row("Skip goes on, with the payload", workq.Skip("no"), 1, None, True, "completed",
-        Settled(run_at=ON, payload=LEFT)),
+    Row(
+        "Skip goes on, with the payload", workq.Skip("no"), 1, None, True, "completed", Settled(run_at=ON, payload=LEFT)
+    ),
     Row("an error without a policy stops it", Raised(BOOM), 0, None, True, "failed", stopped(1), BOOM),
     Row("an error with a policy runs again", Raised(BOOM), 0, TWICE, True, "failed", again(10, 1), BOOM, True),
-    Row("after the last retry it goes on, and the error stays", Raised(BOOM), 2, TWICE, True, "failed",
-        Settled(run_at=ON), BOOM),
-    Row("with no retries it goes on at once", Raised(BOOM), 0, workq.linear(retries=0), True, "failed",
-        Settled(run_at=ON), BOOM),
+    Row(
+        "after the last retry it goes on, and the error stays",
+        Raised(BOOM),
+        2,
+        TWICE,
+        True,
+        "failed",
+        Settled(run_at=ON),
+        BOOM,
+    ),
+    Row(
+        "with no retries it goes on at once",
+        Raised(BOOM),
+        0,
+        workq.linear(retries=0),
+        True,
+        "failed",
+        Settled(run_at=ON),
+        BOOM,
+    ),
     Row("Retry without a policy is linear()", workq.Retry(BOOM), 0, None, True, "failed", again(30, 1), BOOM, True),
     Row("and after its last it goes on", workq.Retry(BOOM), 3, None, True, "failed", Settled(run_at=ON), BOOM),
     Row("after= says when", workq.Retry("hm", after=5), 0, TWICE, True, "failed", again(5, 1), "hm", True),
     Row("Fail stops it, whatever the policy", workq.Fail(BOOM), 0, TWICE, True, "failed", stopped(1), BOOM),
-    Row("Later spends no attempt and saves the payload", workq.Later(7), 1, None, True, "released",
-        Settled(delay=timedelta(seconds=7), payload=LEFT, attempt=1, keep_error=True)),
+    Row(
+        "Later spends no attempt and saves the payload",
+        workq.Later(7),
+        1,
+        None,
+        True,
+        "released",
+        Settled(delay=timedelta(seconds=7), payload=LEFT, attempt=1, keep_error=True),
+    ),
 ]
 
 
@@ -163,9 +191,6 @@ def test_an_outcome_of_an_unknown_kind_fails_the_task_and_says_so() -> None:
     assert made.kind == "failed"
     assert written(made) == stopped(1)
     assert "huh" in str(made.error)
-
-
-# -- the policy
 
 
 def test_a_policy_is_given_the_failed_runs_including_this_one_and_the_error() -> None:
@@ -234,9 +259,6 @@ def test_at_a_very_high_attempt_every_backoff_still_yields_a_time(policy: workq.
     assert NOON + settled.delay < datetime.max.replace(tzinfo=UTC)
 
 
-# -- payloads
-
-
 @pytest.mark.parametrize(
     "outcome", [Raised(BOOM), workq.Retry("hm"), workq.Fail("no")], ids=lambda outcome: type(outcome).__name__
 )
@@ -259,9 +281,6 @@ def test_a_payload_that_cannot_be_stored_fails_the_task_and_leaves_the_old_one(o
 def test_a_payload_that_cannot_be_stored_does_not_hide_the_error_of_the_run() -> None:
     made = ended(Raised(BOOM), when=HOURLY, payload=PayloadError("a set cannot be stored"))
     assert made == Ending("failed", stopped(1), BOOM)
-
-
-# -- the schedule's function
 
 
 def test_a_schedule_goes_on_from_the_finish() -> None:
@@ -317,9 +336,6 @@ def test_a_schedule_function_that_goes_wrong_after_a_run_fails_the_row_and_saves
     assert says in str(made.error)
 
 
-# -- what is no end of a run
-
-
 @pytest.mark.parametrize("attempt", [0, 3])
 def test_a_hand_back_changes_neither_attempt_nor_error_nor_lost_nor_time_nor_payload(attempt: int) -> None:
     assert hand_back(claimed(attempt, lost=2)) == Ending(
@@ -344,9 +360,6 @@ def test_a_parked_task_says_how_often_its_holder_vanished_and_what_helps() -> No
     assert written(made).attempt == 2
     assert "6 times" in str(made.error)
     assert "retry" in str(made.error)
-
-
-# -- the finish time
 
 
 def test_the_finish_time_is_the_databases_time_at_the_claim_and_what_passed_since() -> None:

@@ -83,9 +83,7 @@ def test_exponential_grows_by_its_factor_up_to_its_cap() -> None:
 @example(delay=0.0, factor=2.0, cap=3600.0, failed=10_000)
 @example(delay=1e-300, factor=1000, cap=LONGEST, failed=10_000)
 @example(delay=1.0, factor=1.0, cap=3600.0, failed=10_000)
-def test_exponential_is_exact_up_to_attempt_ten_thousand(
-    delay: float, factor: float, cap: float, failed: int
-) -> None:
+def test_exponential_is_exact_up_to_attempt_ten_thousand(delay: float, factor: float, cap: float, failed: int) -> None:
     """F45: no overflow, and the cap where it would be passed."""
     wait = workq.exponential(retries=20_000, delay=delay, factor=factor, cap=cap, jitter=0)(failed, ERROR)
     assert wait is not None

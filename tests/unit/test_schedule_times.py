@@ -32,9 +32,6 @@ def local(moment: datetime, tz: str = BERLIN) -> str:
     return f"{moment.astimezone(ZoneInfo(tz)):%d %H:%M %Z}"
 
 
-# -- every
-
-
 def test_every_adds_its_units() -> None:
     assert workq.every(days=1, hours=2, minutes=3, seconds=4.5)(NOON) == NOON + timedelta(
         days=1, hours=2, minutes=3, seconds=4.5
@@ -65,9 +62,6 @@ def test_every_refuses_what_is_no_positive_time_of_at_most_a_century(units: dict
     """F45."""
     with pytest.raises(ValueError, match="every"):
         workq.every(**units)
-
-
-# -- what any function returns
 
 
 def test_a_next_run_is_in_utc_whatever_zone_it_was_said_in() -> None:
@@ -109,8 +103,6 @@ def test_what_the_function_raises_comes_through() -> None:
     with pytest.raises(LookupError, match="no calendar"):
         next_run(when, NOON)
 
-
-# -- cron
 
 SPRING = (datetime(2025, 3, 29, 12, tzinfo=UTC), datetime(2025, 3, 31, 12, tzinfo=UTC))
 AUTUMN = (datetime(2025, 10, 25, 12, tzinfo=UTC), datetime(2025, 10, 27, 12, tzinfo=UTC))

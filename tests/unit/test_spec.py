@@ -47,9 +47,6 @@ def anything(value: object) -> Any:
     return value
 
 
-# -- Spec
-
-
 def test_a_spec_says_what_a_producer_needs() -> None:
     spec = workq.Spec("send", Email, queue="mail", priority=-5, key=lambda email: email.to)
     assert (spec.name, spec.queue, spec.priority) == ("send", "mail", -5)
@@ -96,9 +93,6 @@ def test_a_priority_is_an_int(priority: object) -> None:
 def test_a_key_function_is_a_function() -> None:
     with pytest.raises(TypeError, match="key"):
         workq.Spec("note", str, key=anything("to"))
-
-
-# -- handler: what it takes
 
 
 async def an_async_def(task: workq.Task[str]) -> None: ...
@@ -194,9 +188,6 @@ def test_a_handler_is_a_spec_and_calls_the_plain_function() -> None:
     assert (note.name, note.queue, note.priority) == ("note", "mail", 3)
     note(workq.Task("hello"))
     assert seen == ["hello"]
-
-
-# -- handler: what it refuses
 
 
 def no_parameters() -> None: ...
@@ -314,9 +305,6 @@ def test_a_name_that_the_enclosing_function_binds_later_is_no_hindrance(queue: w
     assert last.codec().dumps(5) == "5"
 
 
-# -- Schedule
-
-
 def test_a_schedule_takes_a_handler_and_a_function() -> None:
     schedule = workq.Schedule(mail, HOURLY, Email("a@b"), key="a")
     assert (schedule.handler, schedule.payload, schedule.key) == (mail, Email("a@b"), "a")
@@ -375,9 +363,6 @@ def test_a_schedules_payload_is_no_larger_than_the_queue_takes(db: workq.Dialect
         workq.Executor(
             workq.Queue(db, max_payload=10), [mail], schedules=[workq.Schedule(mail, HOURLY, Email("a@example.org"))]
         )
-
-
-# -- Executor
 
 
 def test_making_one_does_no_io_and_needs_no_loop(queue: workq.Queue, tmp_path: Path) -> None:
@@ -497,9 +482,6 @@ def test_a_setting_that_cannot_work_is_refused_and_named(
 
 def test_the_smallest_settings_are_taken(queue: workq.Queue) -> None:
     workq.Executor(queue, [cleanup], workers=1, poll_interval=0.001, lease=0.1, max_lost=0, stop_timeout=0)
-
-
-# -- what else is made by hand
 
 
 async def an_async_hook(event: workq.Event) -> None: ...

@@ -11,8 +11,8 @@ volatile and turns every range condition into a filter (0.04 ms against 265 ms b
 locks more rows than the limit. And RETURNING promises no order: callers sort.
 
 PostgreSQL keeps one general plan for a prepared statement after five executions, if that looks no dearer than planning
-anew. One made while the table was empty reads the whole table later (200,000 rows: a beat took 217 ms, a finish 112, until
-the next ANALYZE). `series`, which is 1, prevents that: a general plan has to expect a million rows of
+anew. One made while the table was empty reads the whole table later (200,000 rows: a beat took 217 ms, a finish 112,
+until the next ANALYZE). `series`, which is 1, prevents that: a general plan has to expect a million rows of
 `generate_series(1, $n), generate_series(1, $n)`, so every execution is planned for the table as it is (0.2 ms).
 
 A claim and a beat need no durable commit: after a crash of the server the rows are claimed again. set_config() inside
