@@ -193,7 +193,7 @@ def test_every_write_by_a_holder_names_id_version_and_token(name: str) -> None:
 def test_every_statement_is_a_holders_a_claim_or_an_operators() -> None:
     """A new one has to be put on the list above, or on this one."""
     schema = {"schema_exists", "table_exists", "read_version", "write_version"}
-    producers = {"insert_one", "insert", "insert_keyed", "insert_schedules", "ring"}
+    producers = {"insert_one", "insert_alike", "insert", "insert_keyed", "insert_schedules", "ring"}
     operators = {"retry", "retry_all", "reschedule", "disable", "delete", "get", "find", "find_failed", "left"}
     others = schema | producers | operators | {"now", "claim", "look"}
     assert set(statements(POSTGRES)) == others | set(HOLDERS)

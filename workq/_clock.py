@@ -16,7 +16,7 @@ class Clock:
 
     def monotonic(self) -> float:
         """Seconds that never go back, for durations."""
-        return asyncio.get_running_loop().time()
+        return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:
         """Let others run for so long."""

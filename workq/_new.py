@@ -131,6 +131,12 @@ def when_of(run_at: object, delay: object) -> tuple[datetime | None, timedelta |
     return check_instant("run_at", run_at), None
 
 
+def alike(items: Sequence[Item]) -> bool:
+    """Do they differ in nothing but their payloads?"""
+    before, after = items[0][:2], items[0][3:]
+    return all(item[3:] == after and item[:2] == before for item in items)
+
+
 def ids_in_order(items: Sequence[Item], rows: Sequence[Sequence[Any]]) -> list[int | None]:
     """The id of each item, None for one whose key was taken.
 

@@ -25,16 +25,17 @@ class Reporter:
 
     def started(self, held: Held) -> None:
         """A handler is about to run."""
-        self._tell("started", held)
+        self._tell("started", held, self._hub.clock.now())
 
     def written(self, entries: Sequence[tuple[Entry, datetime | None]]) -> None:
         """The ends of these runs are committed; with each, when its row is due again."""
+        at = self._hub.clock.now()
         for entry, run_at in entries:
-            self._written(entry, run_at)
+            self._written(entry, run_at, at)
             self._holding.remove(entry.held)
         self._hub.changed()
 
-    def _written(self, entry: Entry, run_at: datetime | None) -> None:
+    def _written(self, entry: Entry, run_at: datetime | None, at: datetime) -> None:
         held, ended = entry.held, entry.ending
         if ended.kind == "failed":
             if ended.runs_again:
@@ -47,6 +48,7 @@ class Reporter:
         self._tell(
             ended.kind,
             held,
+            at,
             duration=entry.duration,
             error=ended.error,
             retry_at=run_at if ended.runs_again else None,
@@ -61,7 +63,7 @@ class Reporter:
         self._log(
             logging.WARNING, held, "is no longer ours: it was deleted, or its lease ran out and it was taken over"
         )
-        self._tell("lost", held)
+        self._tell("lost", held, self._hub.clock.now())
         if held.ended:
             self._holding.remove(held)
         self._hub.changed()
@@ -80,6 +82,7 @@ class Reporter:
         self,
         kind: EventKind,
         held: Held,
+        at: datetime,
         *,
         duration: float | None = None,
         error: BaseException | str | None = None,
@@ -97,7 +100,7 @@ class Reporter:
                 claimed.key,
                 claimed.attempt + 1,
                 parse_headers(claimed.headers),
-                self._hub.clock.now(),
+                at,
                 in_tx=False,
                 duration=duration,
                 error=error,

@@ -39,28 +39,8 @@ async def run_once(
     except BaseException as error:
         # Whatever the policy: a payload that does not decode today does not decode tomorrow.
         return Fail(error), None
-    task = task_of(claimed, payload, parse_headers(claimed.headers), complete)
+    task = task_of(claimed, payload, parse_headers(claimed.headers), complete, held)
     CURRENT.set(task)
-    outcome = await _call(held, task, middleware, threads)
-    if outcome is None or not (claimed.scheduled or isinstance(outcome, Later)):
-        return outcome, None
-    if not isinstance(outcome, Done | Skip | Later):
-        return outcome, None
-    return outcome, encoded(handler, task)
-
-
-def encoded(handler: Handler[Any, Any], task: Task[Any]) -> str | PayloadError:
-    """The payload as the handler left it."""
-    try:
-        return handler.codec().dumps(task.payload)
-    except PayloadError as error:
-        return error
-    except BaseException as error:
-        return PayloadError(f"the payload that the handler left cannot be stored: {error!r:.500}")
-
-
-async def _call(held: Held, task: Task[Any], middleware: Sequence[Middleware], threads: Threads) -> Outcome | None:
-    handler = held.handler
     alarm = None
     if handler.timeout is not None:
         alarm = asyncio.get_running_loop().call_later(handler.timeout, held.cancel, "timeout")
@@ -77,10 +57,22 @@ async def _call(held: Held, task: Task[Any], middleware: Sequence[Middleware], t
         if alarm is not None:
             alarm.cancel()
     if held.cancelled == "timeout":
-        return Raised(TimeoutError(f"the handler did not end within its timeout of {handler.timeout:g} s"))
+        return Raised(TimeoutError(f"the handler did not end within its timeout of {handler.timeout:g} s")), None
     if held.cancelled is not None and isinstance(outcome, Raised):
-        return None
-    return outcome
+        return None, None
+    if (claimed.scheduled and isinstance(outcome, Done | Skip)) or isinstance(outcome, Later):
+        return outcome, encoded(handler, task)
+    return outcome, None
+
+
+def encoded(handler: Handler[Any, Any], task: Task[Any]) -> str | PayloadError:
+    """The payload as the handler left it."""
+    try:
+        return handler.codec().dumps(task.payload)
+    except PayloadError as error:
+        return error
+    except BaseException as error:
+        return PayloadError(f"the payload that the handler left cannot be stored: {error!r:.500}")
 
 
 def wrapped(handler: Handler[Any, Any], task: Task[Any], middleware: Sequence[Middleware], threads: Threads) -> Next:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 from workq import _json
 from workq._clock import Clock
 from workq._ending import Settled
-from workq._new import Item, ids_in_order, in_lock_order
+from workq._new import Item, alike, ids_in_order, in_lock_order
 from workq._shared import LOCK_WAIT
 from workq._task import EMPTY, Claimed, Lease, State, TaskRow
 from workq.dialect import Connection, Dialect, Params, Row, Rows, Statement, Transaction, Urgency
@@ -184,6 +184,9 @@ class Store:
             return []
         if len(items) == 1 and items[0].key is None:
             return [row[0] for row in await self._on(at, own, self._sql.insert_one, items[0]._asdict())]
+        if items[0].key is None and alike(items):
+            params = {**items[0]._asdict(), "payloads": [item.payload for item in items]}
+            return ids_in_order(items, await self._on(at, own, self._sql.insert_alike, params))
         if all(item.key is None for item in items):
             params = {"items": [item[:7] for item in items]}
             return ids_in_order(items, await self._on(at, own, self._sql.insert, params))

@@ -45,7 +45,8 @@ class Claimed(NamedTuple):
     """The database's time."""
 
 
-Completer: TypeAlias = "Callable[[Task[Any], Transaction], Awaitable[None]]"
+Completer: TypeAlias = "Callable[[Any, Task[Any], Transaction], Awaitable[None]]"
+"""What `Task.complete` calls, with whatever it was given to remember the run by."""
 
 
 class Task(Generic[TaskP]):
@@ -54,7 +55,7 @@ class Task(Generic[TaskP]):
     For a schedule, what the handler leaves in `payload` (mutated or replaced) is stored for the next run.
     """
 
-    __slots__ = ("_complete", "_headers", "_queue", "_run_at", "attempt", "id", "key", "name", "payload")
+    __slots__ = ("_complete", "_headers", "_queue", "_run", "_run_at", "attempt", "id", "key", "name", "payload")
 
     payload: TaskP
     id: int
@@ -103,6 +104,7 @@ class Task(Generic[TaskP]):
         self._run_at: datetime | None = None
         self._headers = EMPTY if headers is None else MappingProxyType(check_headers(headers))
         self._complete: Completer | None = None
+        self._run: object = None
 
     @property
     def queue(self) -> str:
@@ -126,20 +128,25 @@ class Task(Generic[TaskP]):
         """
         if self._complete is None:
             raise RuntimeError("this Task was not given out by an executor, so there is no row to complete")
-        await self._complete(self, tx)
+        await self._complete(self._run, self, tx)
 
     def __repr__(self) -> str:
         return f"<Task {self.id} {self.name!r} attempt={self.attempt}>"
 
 
-def task_of(claimed: Claimed, payload: Any, headers: Mapping[str, str], complete: Completer) -> Task[Any]:
+def task_of(claimed: Claimed, payload: Any, headers: Mapping[str, str], complete: Completer, run: object) -> Task[Any]:
     """The task for one run of a claimed row."""
-    task: Task[Any] = Task(payload, id=claimed.lease.id, key=claimed.key, attempt=claimed.attempt + 1)
+    task: Task[Any] = Task.__new__(Task)
+    task.payload = payload
+    task.id = claimed.lease.id
     task.name = claimed.name
+    task.key = claimed.key
+    task.attempt = claimed.attempt + 1
     task._queue = claimed.queue  # pyright: ignore[reportPrivateUsage]
     task._run_at = claimed.run_at  # pyright: ignore[reportPrivateUsage]
     task._headers = headers  # pyright: ignore[reportPrivateUsage]
     task._complete = complete  # pyright: ignore[reportPrivateUsage]
+    task._run = run  # pyright: ignore[reportPrivateUsage]
     return task
 
 

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 from workq._ahead import HOLD, Pace
@@ -54,6 +53,7 @@ class Workers:
         self._redact = redact
         self._checked = checked
         self._threads = Threads()
+        self._loop = asyncio.get_running_loop()
         self._waiting: deque[Held] = deque()
         self._patrol: asyncio.TimerHandle | None = None
         self.pace = Pace(settings.workers, enabled=settings.claim_ahead)
@@ -93,7 +93,7 @@ class Workers:
             self._waiting = deque(sorted(waiting, key=urgency))
         self._fill()
         if self._waiting and self._patrol is None:
-            self._patrol = asyncio.get_running_loop().call_later(HOLD, self._look_round)
+            self._patrol = self._loop.call_later(HOLD, self._look_round)
 
     def hand_back(self, *, older_than: float = 0) -> int:
         """Give back what was claimed ahead and has waited so long."""
@@ -125,7 +125,7 @@ class Workers:
         if self._waiting:
             oldest = min(held.received for held in self._waiting)
             after = max(oldest + HOLD - self._clock.monotonic(), 0.001)
-            self._patrol = asyncio.get_running_loop().call_later(after, self._look_round)
+            self._patrol = self._loop.call_later(after, self._look_round)
 
     def _fill(self) -> None:
         waiting, most = self._waiting, self._settings.workers
@@ -142,7 +142,7 @@ class Workers:
 
     def _start(self, held: Held) -> None:
         # A context of its own for each run: nothing that a handler sets is seen by a later one.
-        job = asyncio.get_running_loop().create_task(
+        job = self._loop.create_task(
             self._run(held),
             name=f"workq task {held.lease.id} {held.claimed.name}",
             context=self._settings.context.copy(),
@@ -152,11 +152,22 @@ class Workers:
 
     async def _run(self, held: Held) -> None:
         held.begun = True
+        clock = self._clock
+        outcome: Outcome | None
         try:
-            if held.cancelled is None:
-                await self._run_through(held)
-            else:
+            if held.cancelled is not None:
                 self._end(held, hand_back(held.claimed), None)  # before its first step
+                return
+            began = clock.monotonic()
+            self._reporter.started(held)
+            try:
+                outcome, payload = await run_once(held, self._settings.middleware, self._threads, self._complete)
+            except BaseException as error:
+                # A GeneratorExit out of an awaited task is thrown in here, past every `except` further in.
+                outcome, payload = raised(error), None
+            # From here to the end nothing awaits: a cancellation can no longer part a run from its outcome.
+            ended_at = clock.monotonic()
+            self._end(held, self._ending(held, outcome, payload, ended_at), ended_at - began)
         except Exception as error:
             logger.error("a run ended by an error of workq's own", exc_info=error)
             if not held.ended:
@@ -168,20 +179,6 @@ class Workers:
             self.jobs.discard(held.job)
             self.ended += 1
             self._fill()
-
-    async def _run_through(self, held: Held) -> None:
-        clock, settings = self._clock, self._settings
-        began = clock.monotonic()
-        self._reporter.started(held)
-        outcome: Outcome | None
-        try:
-            outcome, payload = await run_once(held, settings.middleware, self._threads, partial(self._complete, held))
-        except BaseException as error:
-            # A GeneratorExit out of an awaited task is thrown in here, past every `except` further in.
-            outcome, payload = raised(error), None
-        # From here to the end nothing awaits: a cancellation can no longer part a run from its outcome.
-        ended_at = clock.monotonic()
-        self._end(held, self._ending(held, outcome, payload, ended_at), ended_at - began)
 
     def _ending(
         self, held: Held, outcome: Outcome | None, payload: str | PayloadError | None, ended_at: float

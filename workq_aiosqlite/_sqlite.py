@@ -209,7 +209,7 @@ def in_transaction(conn: aiosqlite.Connection) -> bool:
     """Is a transaction open on it? Not on one that is closed."""
     try:
         return conn.in_transaction
-    except ValueError:
+    except (ValueError, sqlite3.ProgrammingError):
         return False
 
 

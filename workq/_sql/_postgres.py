@@ -108,7 +108,20 @@ returning id
     args=("queue", "name", "payload", "headers", "priority", "run_at", "delay"),
 )
 
-# The identity is drawn above the sort, so ids rise in the order of the items.
+# The identity is drawn above the sort, so ids rise in the order of the items. `insert_alike` is for tasks that differ
+# only in their payloads: asyncpg takes 1 us for each element of an array.
+INSERT_ALIKE = Statement(
+    """
+insert into {table} (queue, name, payload, headers, priority, run_at)
+select $1::text, $2::text, i.payload::json, $4::text::json, $5::smallint,
+       coalesce($6::timestamptz, statement_timestamp() + $7::interval)
+  from unnest($3::text[]) with ordinality as i(payload, n)
+ order by i.n
+returning id
+""",
+    args=("queue", "name", "payloads", "headers", "priority", "run_at", "delay"),
+)
+
 INSERT = Statement(
     """
 insert into {table} (queue, name, payload, headers, priority, run_at)

@@ -93,6 +93,17 @@ returning id
 """
 )
 
+# For tasks that differ only in their payloads.
+INSERT_ALIKE = Statement(
+    """
+insert into {table} (queue, name, payload, headers, priority, run_at, created_at)
+select :queue, :name, i.value, :headers, :priority, coalesce(:run_at, :now + :delay), :now
+  from json_each(:payloads) i
+ order by i.key
+returning id
+"""
+)
+
 INSERT = Statement(
     """
 insert into {table} (queue, name, payload, headers, priority, run_at, created_at)

@@ -58,6 +58,7 @@ class Statements:
 
     now: Statement
     insert_one: Statement
+    insert_alike: Statement
     insert: Statement
     insert_keyed: Statement
     insert_schedules: Statement
