@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 from workq.dialect import Params, Rows, Statement
@@ -40,6 +41,7 @@ def micros(value: object) -> int:
 ENCODER = json.JSONEncoder(ensure_ascii=False, default=micros)
 
 
+@lru_cache(maxsize=2048)  # one time for many rows: that of a claim, of a batch
 def instant(value: int | None) -> datetime | None:
     """An aware point in time."""
     return None if value is None else EPOCH + timedelta(microseconds=value)
@@ -51,7 +53,7 @@ def read(statement: Statement, rows: Any) -> Rows:
         return list(rows)
     converted: list[list[Any]] = []
     for row in rows:
-        values = list(row)
+        values = row if type(row) is list else list(row)
         for place in statement.instants:
             values[place] = instant(values[place])
         converted.append(values)

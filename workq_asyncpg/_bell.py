@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("workq")
 
 ALIVE = Statement("select 1", writes=False)
-LOOK_EVERY = 0.001
-"""Seconds between looks at the callers' open transactions."""
+LOOK_EVERY = 0.002
+"""Seconds between looks at the open transactions of callers."""
 ALIVE_EVERY = 10.0
 """Seconds between round trips on the listening connection: a dead one never reports anything by itself."""
 
@@ -28,7 +28,7 @@ ALIVE_EVERY = 10.0
 class Doorbell:
     """Calls back when a transaction of the caller's is over.
 
-    A look every millisecond at all of them, 2 us for each transaction. It compares asyncpg's object for the
+    A look every 2 ms at all of them, 2 us for each transaction. It compares asyncpg's object for the
     transaction: `is_in_transaction()` alone misses rings for seconds on a connection that is used again at once. A
     transaction begun by hand has no such object; there asyncpg tells of every statement, which costs 30 us. NOTIFY
     inside the caller's transaction takes a lock of the whole database at commit (8,000 commits a second without, 3,700
