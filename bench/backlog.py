@@ -16,11 +16,11 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import asyncpg
+
+import workq
 from common import Kind, address, arguments, empty_queue, kinds, machine, print_result, run, table
 from heaps import DUE, FINISHED, HEAPS, SETTLED
 from producers import clear, execute
-
-import workq
 from workq._claim import START, Cursor, next_cursor
 from workq._clock import Clock
 from workq._store import Lane, Store, Wanted
@@ -84,6 +84,7 @@ async def take(store: Store, connection: Connection, limit: int, cursor: Cursor)
         takeover=True,
         suspect=3,
         suspects=False,
+        ahead=False,
     )
     began = time.perf_counter()
     page = await store.claim(connection, wanted, URGENCY)

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import asyncpg
+
 import common
 
 PEERS = Path(__file__).with_name("peers")

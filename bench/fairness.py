@@ -15,12 +15,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, TypeAlias
 
+import workq
 from common import Kind, address, arguments, empty_queue, kinds, machine, print_result, run, table
 from node import Node, node
 from producers import clear
 from work import WORK, Happened, Job, until
-
-import workq
 
 NODES = 2
 Interval: TypeAlias = tuple[int, int]

@@ -14,13 +14,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeAlias
 
 import asyncpg
+
+import workq
 from common import Kind, address, arguments, empty_queue, kinds, machine, print_result, run, table
 from node import node
 from producers import Produce, autocommit, clear, in_transaction
 from wakeups import PRODUCERS, ROUNDS, cost_of_wake_ups
 from work import Log, until
-
-import workq
 
 WARM_UP = 10
 """The first tasks, which are not counted: statements are prepared, connections opened."""

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import asyncpg
+
 from common import empty_queue
 from measure import TABLE, Measure, pages, rate
 from protocol import Claimed, drain

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Literal
 
 import aiosqlite
+
 from common import empty_queue
 from measure import TABLE, Measure, pages, rate
 from protocol import Claimed, drain

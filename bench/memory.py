@@ -11,12 +11,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import workq
 from common import Kind, address, arguments, empty_queue, kinds, machine, print_result, run, table
 from node import Node, node
 from producers import clear
 from work import WORK, Job
-
-import workq
 
 SMALL = 20
 """The first look comes after this part of the tasks."""

@@ -14,10 +14,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import workq
 from common import run
 from work import PATIENCE, Log, until
-
-import workq
 
 LONGEST_LINE = 1 << 26
 

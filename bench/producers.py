@@ -10,9 +10,9 @@ from typing import TypeAlias
 
 import aiosqlite
 import asyncpg
-from work import WORK, Job
 
 import workq
+from work import WORK, Job
 
 Produce: TypeAlias = Callable[[], Awaitable[object]]
 """Enqueue one task, and commit it."""

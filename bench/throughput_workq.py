@@ -16,9 +16,8 @@ from dataclasses import dataclass
 
 import limits_postgres
 import limits_sqlite
-from measure import TABLE, Driver, Measure, pages, rate
-
 import workq
+from measure import TABLE, Driver, Measure, pages, rate
 
 PATIENCE = 300
 """Seconds after which a run has hung."""

@@ -8,9 +8,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from watched import Watched
-
 import workq
+from watched import Watched
 from workq.dialect import Dialect, Params, Rows, Statement
 
 

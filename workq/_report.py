@@ -37,6 +37,8 @@ class Reporter:
 
     def _written(self, entry: Entry, run_at: datetime | None, at: datetime) -> None:
         held, ended = entry.held, entry.ending
+        if ended.kind == "released" and not held.begun:
+            return  # nothing was told of it yet
         if ended.kind == "failed":
             if ended.runs_again:
                 level, what = logging.INFO, "will run again"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from workq.dialect import Params, Rows, Statement
 
@@ -53,7 +53,7 @@ def read(statement: Statement, rows: Any) -> Rows:
         return list(rows)
     converted: list[list[Any]] = []
     for row in rows:
-        values = row if type(row) is list else list(row)
+        values: list[Any] = cast("list[Any]", row) if type(row) is list else list(row)
         for place in statement.instants:
             values[place] = instant(values[place])
         converted.append(values)

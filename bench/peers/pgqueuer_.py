@@ -20,6 +20,7 @@ from datetime import timedelta
 from typing import Any
 
 import asyncpg
+
 import measure
 
 os.environ["PGQUEUER_DURABILITY"] = "balanced"

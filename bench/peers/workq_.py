@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import measure
-
 import workq
 
 ran = measure.Runs()

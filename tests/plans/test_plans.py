@@ -273,7 +273,7 @@ async def test_no_plan_that_was_made_while_the_table_was_empty_is_kept(table: Ta
     """F56: an executor that waited at an empty table, and then a hundred thousand tasks come at once."""
     statement: Statement = getattr(table.sql, hot)
     no_lease = {"id": 1, "version": 1, "token": 1, "run_at": NOW, "payload": "1"}
-    params = {**wanted(["big"]), **no_lease, "leases": [], "endings": [], "ids": [], "series": 1}
+    params: dict[str, Any] = {**wanted(["big"]), **no_lease, "leases": [], "endings": [], "ids": [], "series": 1}
     arguments = ", ".join(literal(value) for value in statement.positional(params))
     await table.conn.execute(f"prepare made_early as {statement.text}")
     for _ in range(8):
