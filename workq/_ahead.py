@@ -7,12 +7,15 @@ tasks would wait here while another node has a free place.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 HORIZON = 0.05
 """Seconds of work that are claimed ahead."""
 MOST = 1000
 """Tasks claimed ahead at most."""
+MOST_TEXT = 8 << 20
+"""Characters of payload claimed ahead at most, as far as the payloads of the last page tell."""
 HOLD = 0.15
 """Seconds after which a task that was claimed ahead and has not started is handed back."""
 PENALTIES = 0.05, 5.0
@@ -44,9 +47,15 @@ class Pace:
         self._penalty = PENALTIES[0]
         self._since: float | None = None
         self._ended = 0
+        self._most = MOST
 
-    def page(self, now: float, *, full: bool, ended: int) -> None:
-        """A page came; `ended` counts all tasks that ended so far. After a short one, places are idle: no measure."""
+    def page(self, now: float, sizes: Sequence[int], *, full: bool, ended: int) -> None:
+        """A page came, with payloads of these sizes; `ended` counts all tasks that ended so far.
+
+        After one that is not full, places are idle, and there is nothing to measure.
+        """
+        if sizes:
+            self._most = min(MOST, MOST_TEXT * len(sizes) // max(sum(sizes), 1))
         if not full:
             self._since = None
         elif self._since is None:
@@ -64,7 +73,7 @@ class Pace:
         if now < self._barred_until or wanted < self._workers:
             wanted = 0  # a worker would not even come to one more task
         # It grows step by step, since the first tasks may be faster than those behind them.
-        self.target = min(wanted, max(4 * self.target, 2 * self._workers, 8), MOST)
+        self.target = min(wanted, max(4 * self.target, 2 * self._workers, 8), self._most)
 
     def handed_back(self, now: float) -> None:
         """Tasks claimed ahead had to be handed back."""

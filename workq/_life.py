@@ -153,7 +153,8 @@ class Life:
             # Stopped meanwhile; or the reply took so long (the process was frozen, say) that the lease may be over.
             late = self._stopping.is_set() or received - sent > settings.lease * 2 / 3
             short = len(page) < limit
-            workers.pace.page(received, full=not short, ended=workers.ended)
+            sizes = [len(claimed.payload) for claimed in page]
+            workers.pace.page(received, sizes, full=not short, ended=workers.ended)
             workers.take(page, received, late=late)
             look = short and ahead
             if short and not ahead:
