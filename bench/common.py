@@ -146,6 +146,13 @@ def child(script: Path, *args: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, str(script), *args])
 
 
-def print_result(options: argparse.Namespace, result: dict[str, Any], text: str) -> None:
-    """Either one JSON object or the text for people."""
-    print(json.dumps(result, indent=2) if options.json else text)
+def print_result(options: argparse.Namespace, result: dict[Any, dict[str, Any]], text: str) -> None:
+    """Either one JSON object, by database, or the text for people, with the machine below it."""
+    if options.json:
+        print(json.dumps(result, indent=2))
+        return
+    print(text)
+    facts: dict[str, str] = {}
+    for of_a_database in result.values():
+        facts |= of_a_database["machine"]
+    print("\n" + ", ".join(f"{name} {value}" for name, value in facts.items()))

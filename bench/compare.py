@@ -121,7 +121,7 @@ def main() -> None:
                 kind: figures([cell for cell in cells if cell.peer.kind == kind], answers, sizes) for kind in servers
             },
         }
-    common.print_result(options, result, text(result))
+    print(json.dumps(result, indent=2) if options.json else text(result))
 
 
 # -- the environment
