@@ -16,7 +16,7 @@ MOST = 1000
 """Tasks claimed ahead at most."""
 MOST_TEXT = 8 << 20
 """Characters of payload claimed ahead at most, as far as the payloads of the last page tell."""
-HOLD = 0.15
+HOLD = 0.12
 """Seconds after which a task that was claimed ahead and has not started is handed back."""
 PENALTIES = 0.05, 5.0
 """Seconds without claiming ahead after that: at first, and at most when it happens again and again."""

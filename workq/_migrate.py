@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workq._errors import SchemaError
-from workq._store import PATIENT
+from workq._place import PATIENT
 from workq.dialect import Connection, Dialect, Rows, Statement, Transaction
 
 # What each migration writes as the oldest code that may go on beside it; None: only code of that very version.

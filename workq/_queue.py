@@ -25,10 +25,11 @@ from workq._errors import KeyTaken, PayloadError
 from workq._event import Hook
 from workq._hub import Hub
 from workq._new import NO_PAYLOAD, Item, NewTask, Options, item_of
+from workq._place import Callers, Ours, Place
 from workq._spec import P, Spec, Target, name_of, runs_on_the_loop
 from workq._task import State, TaskRow
 from workq._wait import wait_until_done
-from workq.dialect import Connection, Dialect, Transaction, UniqueViolation
+from workq.dialect import Dialect, Transaction, UniqueViolation
 from workq.sqlalchemy import is_sqlalchemy
 
 T = TypeVar("T")
@@ -126,7 +127,7 @@ class Queue:
         item = self._item(_new(target, payload, options))
         if tx is None:
             return await self.hub.send(item)
-        (id,) = await self.hub.store.insert(tx, False, [item])
+        (id,) = await self.hub.store.insert(Callers(self.hub.dialect, tx), [item])
         self.hub.enqueued([(item, id)], tx)
         return id
 
@@ -147,9 +148,9 @@ class Queue:
                 error.add_note(f"in the task at position {place}")
                 raise
         if tx is not None:
-            ids = await self.hub.store.insert(tx, False, items)
+            ids = await self.hub.store.insert(Callers(self.hub.dialect, tx), items)
         else:
-            ids = await self.hub.own(lambda connection: self.hub.store.insert(connection, True, items), unsure=True)
+            ids = await self.hub.own(lambda connection: self.hub.store.insert(Ours(connection), items), unsure=True)
         self.hub.enqueued(zip(items, ids, strict=True), tx)
         return ids
 
@@ -190,9 +191,9 @@ class Queue:
         at = None if run_at is None else check_instant("run_at", run_at)
         text = None if payload is UNCHANGED else self.hub.checked(_json_text(payload))
         try:
-            repaired = await self._do(tx, lambda on, own: self.hub.store.retry(on, own, checked, at, text))
+            repaired = await self._do(tx, lambda place: self.hub.store.retry(place, checked, at, text))
             if repaired is None:
-                row = await self._do(tx, lambda on, own: self.hub.store.get(on, own, checked))
+                row = await self._do(tx, lambda place: self.hub.store.get(place, checked))
                 if row is None or row.state != "failed" or row.key is None or row.scheduled:
                     return False
                 raise UniqueViolation
@@ -227,8 +228,8 @@ class Queue:
             try:
                 repaired = await self._do(
                     tx,
-                    lambda on, own: self.hub.store.retry_all(
-                        on, own, name=name, queue=queue, error_like=error_like, limit=most
+                    lambda place: self.hub.store.retry_all(
+                        place, name=name, queue=queue, error_like=error_like, limit=most
                     ),
                 )
             except UniqueViolation:
@@ -245,7 +246,7 @@ class Queue:
         self._check_tx(tx)
         checked = check_id(id)
         at = None if run_at is None else check_instant("run_at", run_at)
-        queue = await self._do(tx, lambda on, own: self.hub.store.reschedule(on, own, checked, at))
+        queue = await self._do(tx, lambda place: self.hub.store.reschedule(place, checked, at))
         if queue is None:
             return False
         self.hub.ring(queue, tx)
@@ -258,19 +259,19 @@ class Queue:
         """
         self._check_tx(tx)
         checked = check_id(id)
-        return await self._do(tx, lambda on, own: self.hub.store.disable(on, own, checked))
+        return await self._do(tx, lambda place: self.hub.store.disable(place, checked))
 
     async def delete(self, tx: Transaction | None, id: int, /) -> bool:
         """Delete a task, also a running one: what its handler still does ends in nothing. Returns False if none."""
         self._check_tx(tx)
         checked = check_id(id)
-        return await self._do(tx, lambda on, own: self.hub.store.delete(on, own, checked))
+        return await self._do(tx, lambda place: self.hub.store.delete(place, checked))
 
     async def get(self, id: int, /, *, tx: Transaction | None = None) -> TaskRow | None:
         """The task as it stands, or None."""
         self._check_tx(tx)
         checked = check_id(id)
-        return await self._do(tx, lambda on, own: self.hub.store.get(on, own, checked))
+        return await self._do(tx, lambda place: self.hub.store.get(place, checked))
 
     async def find(
         self,
@@ -295,8 +296,8 @@ class Queue:
         most, first = _limit(limit), check_id(after)
         return await self._do(
             tx,
-            lambda on, own: self.hub.store.find(
-                on, own, state=state, name=name, queue=queue, key=key, limit=most, after=first
+            lambda place: self.hub.store.find(
+                place, state=state, name=name, queue=queue, key=key, limit=most, after=first
             ),
         )
 
@@ -325,10 +326,10 @@ class Queue:
     def _item(self, task: NewTask) -> Item:
         return item_of(task, self.hub.max_payload, self._common_headers())
 
-    async def _do(self, tx: Transaction | None, work: Callable[[Connection | Transaction, bool], Awaitable[T]]) -> T:
+    async def _do(self, tx: Transaction | None, work: Callable[[Place], Awaitable[T]]) -> T:
         if tx is not None:
-            return await work(tx, False)
-        return await self.hub.own(lambda connection: work(connection, True))
+            return await work(Callers(self.hub.dialect, tx))
+        return await self.hub.own(lambda connection: work(Ours(connection)))
 
 
 def _new(target: Target, payload: object, options: Options) -> NewTask:

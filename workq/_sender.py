@@ -11,6 +11,7 @@ from typing import NamedTuple
 from workq._describe import one_line
 from workq._errors import OutcomeUnknown
 from workq._new import Item
+from workq._place import Ours
 from workq._shared import Shared, patiently, plainly
 from workq._store import Store
 from workq.dialect import Busy, Connection, Interrupted, Unreachable
@@ -88,7 +89,7 @@ class Sender:
         items = [letter.item for letter in page]
 
         async def insert(connection: Connection) -> list[int | None]:
-            return await self._store.insert(connection, True, items)
+            return await self._store.insert(Ours(connection), items)
 
         try:
             ids = await patiently(partial(self._shared.run_here, insert), self._store.clock)

@@ -15,13 +15,9 @@ from workq import _json
 from workq._clock import Clock
 from workq._ending import Settled
 from workq._new import Item, alike, ids_in_order, in_lock_order
-from workq._shared import LOCK_WAIT
+from workq._place import PATIENT, Callers, Place
 from workq._task import EMPTY, Claimed, Lease, State, TaskRow
 from workq.dialect import Connection, Dialect, Params, Row, Rows, Statement, Transaction, Urgency
-
-PATIENT = Urgency(timeout=10)
-BRIEF = Urgency(timeout=10, lock_wait=LOCK_WAIT)
-"""For a statement that may meet a foreign lock, on a connection that others are waiting for."""
 
 
 class Lane(NamedTuple):
@@ -106,12 +102,8 @@ class Store:
         # The time is read before the statement waits for SQLite's writer; PostgreSQL takes its own.
         return await conn.fetch(statement, {"now": self.clock.now(), "series": 1, **params}, urgency)
 
-    async def _on(self, at: Connection | Transaction, own: bool, statement: Statement, params: Params) -> Rows:
-        if own:
-            urgency = BRIEF if statement.waits else PATIENT
-            return await self._own(at, statement, params, urgency)  # type: ignore[arg-type]
-        everything = {"now": self.clock.now(), "series": 1, **params}
-        return await self.dialect.fetch(statement, everything, at)  # type: ignore[arg-type]
+    async def _at(self, place: Place, statement: Statement, params: Params) -> Rows:
+        return await place.fetch(statement, {"now": self.clock.now(), "series": 1, **params})
 
     async def now(self, conn: Connection) -> datetime:
         """The time that decides what is due."""
@@ -155,12 +147,12 @@ class Store:
     async def complete(self, tx: Transaction, lease: Lease) -> bool:
         """Delete a task inside its handler's transaction. False: it was not ours."""
         params = {"id": lease.id, "version": lease.version, "token": lease.token}
-        return bool(await self._on(tx, False, self._sql.complete, params))
+        return bool(await self._at(Callers(self.dialect, tx), self._sql.complete, params))
 
     async def complete_schedule(self, tx: Transaction, lease: Lease, run_at: datetime, payload: str) -> bool:
         """Move a schedule on inside its handler's transaction. False: it was not ours."""
         params = {"id": lease.id, "version": lease.version, "token": lease.token, "run_at": run_at, "payload": payload}
-        return bool(await self._on(tx, False, self._sql.complete_schedule, params))
+        return bool(await self._at(Callers(self.dialect, tx), self._sql.complete_schedule, params))
 
     async def insert_schedules(self, conn: Connection, rows: Sequence[tuple[object, ...]]) -> None:
         """Make the rows (queue, name, key, payload, priority, run_at) that do not exist yet."""
@@ -178,37 +170,34 @@ class Store:
         rows = await self._own(conn, self._sql.left, params)
         return [Left(row[0], row[1], bool(row[2])) for row in rows]
 
-    async def insert(self, at: Connection | Transaction, own: bool, items: Sequence[Item]) -> list[int | None]:
+    async def insert(self, place: Place, items: Sequence[Item]) -> list[int | None]:
         """Store tasks with one statement. Returns the id of each, None where a live task has the key."""
         if not items:
             return []
         if len(items) == 1 and items[0].key is None:
-            return [row[0] for row in await self._on(at, own, self._sql.insert_one, items[0]._asdict())]
+            return [row[0] for row in await self._at(place, self._sql.insert_one, items[0]._asdict())]
         if items[0].key is None and alike(items):
             params = {**items[0]._asdict(), "payloads": [item.payload for item in items]}
-            return ids_in_order(items, await self._on(at, own, self._sql.insert_alike, params))
+            return ids_in_order(items, await self._at(place, self._sql.insert_alike, params))
         if all(item.key is None for item in items):
             params = {"items": [item[:7] for item in items]}
-            return ids_in_order(items, await self._on(at, own, self._sql.insert, params))
+            return ids_in_order(items, await self._at(place, self._sql.insert, params))
         order = in_lock_order(items)
-        in_order = [items[place] for place in order]
-        rows = await self._on(at, own, self._sql.insert_keyed, {"items": in_order})
+        in_order = [items[at] for at in order]
+        rows = await self._at(place, self._sql.insert_keyed, {"items": in_order})
         ids: list[int | None] = [None] * len(items)
-        for place, id in zip(order, ids_in_order(in_order, rows), strict=True):
-            ids[place] = id
+        for at, id in zip(order, ids_in_order(in_order, rows), strict=True):
+            ids[at] = id
         return ids
 
-    async def retry(
-        self, at: Connection | Transaction, own: bool, id: int, run_at: datetime | None, payload: str | None
-    ) -> Repaired | None:
+    async def retry(self, place: Place, id: int, run_at: datetime | None, payload: str | None) -> Repaired | None:
         """Set a failed task free. None: there was none, or (SQLite) its key is taken."""
-        rows = await self._on(at, own, self._sql.retry, {"id": id, "run_at": run_at, "payload": payload})
+        rows = await self._at(place, self._sql.retry, {"id": id, "run_at": run_at, "payload": payload})
         return repaired_of(rows[0]) if rows else None
 
     async def retry_all(
         self,
-        at: Connection | Transaction,
-        own: bool,
+        place: Place,
         *,
         name: str | None,
         queue: str | None,
@@ -217,30 +206,29 @@ class Store:
     ) -> list[Repaired]:
         """Set failed tasks free, the longest failed first."""
         params = {"name": name, "queue": queue, "error_like": error_like, "limit": limit}
-        return [repaired_of(row) for row in await self._on(at, own, self._sql.retry_all, params)]
+        return [repaired_of(row) for row in await self._at(place, self._sql.retry_all, params)]
 
-    async def reschedule(self, at: Connection | Transaction, own: bool, id: int, run_at: datetime | None) -> str | None:
+    async def reschedule(self, place: Place, id: int, run_at: datetime | None) -> str | None:
         """Move a waiting task. Returns its queue."""
-        rows = await self._on(at, own, self._sql.reschedule, {"id": id, "run_at": run_at})
+        rows = await self._at(place, self._sql.reschedule, {"id": id, "run_at": run_at})
         return rows[0][1] if rows else None
 
-    async def disable(self, at: Connection | Transaction, own: bool, id: int) -> bool:
+    async def disable(self, place: Place, id: int) -> bool:
         """Park a waiting task."""
-        return bool(await self._on(at, own, self._sql.disable, {"id": id}))
+        return bool(await self._at(place, self._sql.disable, {"id": id}))
 
-    async def delete(self, at: Connection | Transaction, own: bool, id: int) -> bool:
+    async def delete(self, place: Place, id: int) -> bool:
         """Delete a task in any state."""
-        return bool(await self._on(at, own, self._sql.delete, {"id": id}))
+        return bool(await self._at(place, self._sql.delete, {"id": id}))
 
-    async def get(self, at: Connection | Transaction, own: bool, id: int) -> TaskRow | None:
+    async def get(self, place: Place, id: int) -> TaskRow | None:
         """One row."""
-        rows = await self._on(at, own, self._sql.get, {"id": id})
+        rows = await self._at(place, self._sql.get, {"id": id})
         return row_of(rows[0]) if rows else None
 
     async def find(
         self,
-        at: Connection | Transaction,
-        own: bool,
+        place: Place,
         *,
         state: State | None,
         name: str | None,
@@ -252,7 +240,7 @@ class Store:
         """Rows by id."""
         statement = self._sql.find_failed if state == "failed" else self._sql.find
         params = {"state": state, "name": name, "queue": queue, "key": key, "limit": limit, "after": after}
-        return [row_of(row) for row in await self._on(at, own, statement, params)]
+        return [row_of(row) for row in await self._at(place, statement, params)]
 
 
 def claimed_of(row: Row, queue: str, token: int) -> Claimed:

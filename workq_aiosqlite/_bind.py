@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 from workq.dialect import Params, Rows, Statement
 
@@ -47,13 +47,13 @@ def instant(value: int | None) -> datetime | None:
     return None if value is None else EPOCH + timedelta(microseconds=value)
 
 
-def read(statement: Statement, rows: Any) -> Rows:
+def read(statement: Statement, rows: Iterable[Sequence[Any]]) -> Rows:
     """The rows of a statement, its instants as datetimes."""
     if not statement.instants:
         return list(rows)
     converted: list[list[Any]] = []
     for row in rows:
-        values: list[Any] = cast("list[Any]", row) if type(row) is list else list(row)
+        values: list[Any] = row if isinstance(row, list) else list(row)
         for place in statement.instants:
             values[place] = instant(values[place])
         converted.append(values)
