@@ -18,6 +18,8 @@ MOST_TEXT = 8 << 20
 """Characters of payload claimed ahead at most, as far as the payloads of the last page tell."""
 HOLD = 0.12
 """Seconds after which a task that was claimed ahead and has not started is handed back."""
+LATE = 0.04
+"""Seconds by which the look at what waits may come late; more, and the program stood still."""
 PENALTIES = 0.05, 5.0
 """Seconds without claiming ahead after that: at first, and at most when it happens again and again."""
 
@@ -48,6 +50,10 @@ class Pace:
         self._since: float | None = None
         self._ended = 0
         self._most = MOST
+
+    def idle(self) -> None:
+        """There is nothing more to claim; what comes next may be slower than what was."""
+        self.target = 0
 
     def page(self, now: float, sizes: Sequence[int], *, full: bool, ended: int) -> None:
         """A page came, with payloads of these sizes; `ended` counts all tasks that ended so far.

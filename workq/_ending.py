@@ -41,6 +41,8 @@ class Ending:
     error: BaseException | str | None = None
     runs_again: bool = False
     """A failed run that its policy repeats."""
+    handed_back: bool = False
+    """As it was, for anybody to run at once."""
 
 
 SUCCESS = Ending("completed", None)
@@ -62,6 +64,7 @@ def hand_back(claimed: Claimed) -> Ending:
     return Ending(
         "released",
         Settled(attempt=claimed.attempt, keep_error=True, keep_lost=True, finished=False),
+        handed_back=True,
     )
 
 

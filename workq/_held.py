@@ -29,6 +29,8 @@ class Held:
     job: asyncio.Task[None] | None = None
     begun: bool = False
     """The job has made its first step."""
+    told: bool = False
+    """Hooks were told that it started, so they are to hear of its end."""
     ended: bool = False
     """The handler has ended (or never started); only the write is left."""
     cancelled: Why | None = None
@@ -63,6 +65,8 @@ class Holding:
 
     def __init__(self) -> None:
         self._held: dict[tuple[int, int], Held] = {}
+        self.recovered = 0
+        """How many of them a vanished process held before."""
         self.empty = asyncio.Event()
         self.empty.set()
 
@@ -74,13 +78,18 @@ class Holding:
 
     def add(self, held: Held) -> None:
         """Begin to hold."""
+        before = self._held.get(held.lease[:2])  # a lost one, perhaps, whose handler has not ended yet
+        if before is not None:
+            self.remove(before)
         self._held[held.lease[:2]] = held
+        self.recovered += held.claimed.lost > 0
         self.empty.clear()
 
     def remove(self, held: Held) -> None:
         """Its end is written, or it is no longer ours."""
         if self._held.get(held.lease[:2]) is held:
             del self._held[held.lease[:2]]
+            self.recovered -= held.claimed.lost > 0
         if not self._held:
             self.empty.set()
 

@@ -138,7 +138,9 @@ class Life:
         while not self._stopping.is_set():
             sent = clock.monotonic()
             workers.pace.measure(sent, workers.ended)
-            wanted = ask(workers.free, workers.waiting, workers.pace.target, look=look or claimer.due(sent))
+            # A recovered task may kill this process as it did others, and must not take along what waits.
+            look = look or claimer.due(sent) or self._holding.recovered > 0
+            wanted = ask(workers.free, workers.waiting, workers.pace.target, look=look)
             if wanted is None or self._finisher.full:
                 workers.freed.clear()
                 await workers.freed.wait()
@@ -155,9 +157,11 @@ class Life:
             short = len(page) < limit
             sizes = [len(claimed.payload) for claimed in page]
             workers.pace.page(received, sizes, full=not short, ended=workers.ended)
-            workers.take(page, received, late=late)
-            look = short and ahead
+            workers.take(page, sent, received, late=late)
+            # Nothing more to be had ahead; or where one recovered task was, there are more.
+            look = short if ahead else any(claimed.lost for claimed in page)
             if short and not ahead:
+                workers.pace.idle()
                 # Nodes that were started together drift apart.
                 await self._within(settings.poll_interval * random.uniform(0.9, 1), self.rung.wait())
 

@@ -25,20 +25,26 @@ class Reporter:
 
     def started(self, held: Held) -> None:
         """A handler is about to run."""
+        held.told = True
         self._tell("started", held, self._hub.clock.now())
 
     def written(self, entries: Sequence[tuple[Entry, datetime | None]]) -> None:
         """The ends of these runs are committed; with each, when its row is due again."""
         at = self._hub.clock.now()
+        handed_back: set[str] = set()
         for entry, run_at in entries:
             self._written(entry, run_at, at)
             self._holding.remove(entry.held)
+            if entry.ending.handed_back:
+                handed_back.add(entry.held.claimed.queue)
+        for queue in handed_back:
+            self._hub.ring(queue, None)  # for whoever has a free place now, ourselves included
         self._hub.changed()
 
     def _written(self, entry: Entry, run_at: datetime | None, at: datetime) -> None:
         held, ended = entry.held, entry.ending
-        if ended.kind == "released" and not held.begun:
-            return  # nothing was told of it yet
+        if ended.kind == "released" and not held.told:
+            return
         if ended.kind == "failed":
             if ended.runs_again:
                 level, what = logging.INFO, "will run again"
@@ -65,7 +71,8 @@ class Reporter:
         self._log(
             logging.WARNING, held, "is no longer ours: it was deleted, or its lease ran out and it was taken over"
         )
-        self._tell("lost", held, self._hub.clock.now())
+        if held.told:
+            self._tell("lost", held, self._hub.clock.now())
         if held.ended:
             self._holding.remove(held)
         self._hub.changed()

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from workq._ahead import HOLD, Pace
+from workq._ahead import HOLD, LATE, Pace
 from workq._clock import Clock
 from workq._complete import complete
 from workq._describe import describe
@@ -56,6 +56,8 @@ class Workers:
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Held] = deque()
         self._patrol: asyncio.TimerHandle | None = None
+        self._look_at = 0.0
+        self._excused = False
         self.pace = Pace(settings.workers, enabled=settings.claim_ahead)
         self.jobs: set[asyncio.Task[None]] = set()
         self.ended = 0
@@ -73,12 +75,12 @@ class Workers:
         """How many were claimed ahead and wait for a place."""
         return len(self._waiting)
 
-    def take(self, page: Sequence[Claimed], received: float, *, late: bool) -> None:
+    def take(self, page: Sequence[Claimed], sent: float, received: float, *, late: bool) -> None:
         """Start claimed tasks, in order, as places become free. Those that come too late are given back; one that
         kills its holders is parked."""
         waiting = self._waiting
         behind = bool(waiting)
-        alive_until = received + self._settings.lease
+        alive_until = sent + self._settings.lease
         for claimed in page:
             held = Held(claimed, claimed.lease, self._settings.handlers[claimed.name], received, alive_until)
             self._holding.add(held)
@@ -93,7 +95,7 @@ class Workers:
             self._waiting = deque(sorted(waiting, key=urgency))
         self._fill()
         if self._waiting and self._patrol is None:
-            self._patrol = self._loop.call_later(HOLD, self._look_round)
+            self._look_after(HOLD)
 
     def hand_back(self, *, older_than: float = 0) -> int:
         """Give back what was claimed ahead and has waited so long."""
@@ -117,15 +119,23 @@ class Workers:
             job.cancel()
         self._threads.close()
 
+    def _look_after(self, seconds: float) -> None:
+        self._look_at = self._clock.monotonic() + seconds
+        self._patrol = self._loop.call_later(seconds, self._look_round)
+
     def _look_round(self) -> None:
         self._patrol = None
+        # After a stop of the whole program the tasks did not wait for slow handlers, and get a moment to start.
+        self._excused = not self._excused and self._clock.monotonic() - self._look_at > LATE
+        if self._excused:
+            self._look_after(LATE)
+            return
         if self.hand_back(older_than=HOLD):
             self.pace.handed_back(self._clock.monotonic())
             self.freed.set()
         if self._waiting:
             oldest = min(held.received for held in self._waiting)
-            after = max(oldest + HOLD - self._clock.monotonic(), 0.001)
-            self._patrol = self._loop.call_later(after, self._look_round)
+            self._look_after(max(oldest + HOLD - self._clock.monotonic(), 0.001))
 
     def _fill(self) -> None:
         waiting, most = self._waiting, self._settings.workers

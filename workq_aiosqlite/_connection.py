@@ -80,12 +80,18 @@ async def opened(path: Path) -> aiosqlite.Connection:
         await to_its_end(started(conn))
         for pragma in ("journal_mode = wal", "synchronous = normal", f"journal_size_limit = {WAL_LIMIT}"):
             await persistently(conn, f"pragma {pragma}", {}, wait=5)
+        conn.text_factory = readable
     except BaseException as error:
         await to_its_end(conn.close())
         if isinstance(error, sqlite3.OperationalError):
             raise sqlite3.OperationalError(f"{error}: {path}") from None
         raise
     return conn
+
+
+def readable(text: bytes) -> str:
+    """Text that somebody wrote by hand, and not as UTF-8, must not keep the other rows from being read."""
+    return text.decode(errors="replace")
 
 
 async def started(conn: aiosqlite.Connection) -> None:
@@ -100,7 +106,7 @@ async def persistently(conn: aiosqlite.Connection, text: str | Statement, params
         try:
             return await conn.execute_fetchall(cast(str, text), params)
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF not in BUSY:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF not in BUSY:
                 raise
             now = asyncio.get_running_loop().time()
             deadline = deadline or now + wait

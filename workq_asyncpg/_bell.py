@@ -21,6 +21,8 @@ logger = logging.getLogger("workq")
 ALIVE = Statement("select 1", writes=False)
 LOOK_EVERY = 0.002
 """Seconds between looks at the open transactions of callers."""
+LOOKS_AT_COMMIT = 5
+"""Looks that find COMMIT under way before a ring: it may be over, and a transaction begun by hand have followed it."""
 ALIVE_EVERY = 10.0
 """Seconds between round trips on the listening connection: a dead one never reports anything by itself."""
 
@@ -48,23 +50,23 @@ class Doorbell:
             self._be_told(raw, callback)
             return
         watched = self._watched.get(id(raw))
-        if watched is None or watched.is_over():
+        if watched is None or watched.transaction is not transaction:
             if watched is not None:
                 watched.ring()
-            # Held weakly: a connection that is thrown away takes its callbacks with it.
-            self._watched[id(raw)] = _Watched(weakref.ref(raw), transaction, [callback])
+            self._watched[id(raw)] = _Watched(raw, transaction, [callback])
         elif callback not in watched.callbacks:
             watched.callbacks.append(callback)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY, self._look)
 
     def _look(self) -> None:
+        self._timer = None
         for key, watched in list(self._watched.items()):
             if watched.is_over():
                 del self._watched[key]
                 watched.ring()
-        again = bool(self._watched)
-        self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY, self._look) if again else None
+        if self._watched:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY, self._look)
 
     def _be_told(self, raw: Any, callback: Callable[[], None]) -> None:
         waiting = self._told.get(raw)
@@ -91,21 +93,30 @@ class Doorbell:
 class _Watched:
     """A transaction of the caller's, and whom to call after it."""
 
-    connection: weakref.ref[Any]
+    connection: Any
     transaction: object
     callbacks: list[Callable[[], None]]
+    commits: int = 0
+    """Looks at which COMMIT seemed to be under way."""
 
     def is_over(self) -> bool:
-        raw = self.connection()
-        if raw is None or raw.is_closed():
+        raw = self.connection
+        if raw.is_closed():
             return True
-        if raw._top_xact is None:
-            return not raw.is_in_transaction()  # asyncpg forgets the object before it sends COMMIT
-        return raw._top_xact is not self.transaction
+        if raw._top_xact is not None:
+            return raw._top_xact is not self.transaction
+        # asyncpg forgets the object before it sends COMMIT. Or that is over, and somebody began another one by hand.
+        self.commits += 1
+        if self.commits == LOOKS_AT_COMMIT:
+            self.ring()
+        return not raw.is_in_transaction()
 
     def ring(self) -> None:
         for callback in self.callbacks:
-            callback()
+            try:
+                callback()
+            except Exception:
+                logger.exception("a ring failed")
 
 
 def ends_transaction(text: str) -> bool:

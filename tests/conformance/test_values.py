@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import workq
-from support import SOON, Database, Events, Runs
+from support import SOON, Database, Events, Runs, SQLiteDatabase
 
 NUMBERS: list[Any] = [
     0, 1, -1, 2**31, 2**53 - 1, 2**53 + 1, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 2**64, 10**300, -(10**3900),
@@ -160,6 +160,26 @@ TOO_DEEP = "[" * 900 + "]" * 900
 @dataclass
 class Email:
     to: str
+
+
+@pytest.mark.parametrize("column", ["payload", "headers", "key"])
+@pytest.mark.parametrize("raw", ["x'7b7d'", "cast(x'22ff22' as text)"], ids=["a blob", "not UTF-8"])
+async def test_bytes_in_a_row_hold_up_nobody_else(sqlite: SQLiteDatabase, column: str, raw: str) -> None:
+    """F07, isolation: SQLite stores whatever it is given in any column."""
+    ran: set[int] = set()
+
+    @workq.handler("any")
+    async def handle(task: workq.Task[Any]) -> None:
+        ran.add(task.id)
+
+    async with sqlite.open() as db:
+        queue = workq.Queue(db)
+        await queue.migrate()
+        ids = await queue.enqueue_many(None, [workq.NewTask(handle, {"n": n}) for n in range(5)])
+        await sqlite.rows(f"update {{table}} set {column} = {raw} where id = 3")
+        async with workq.Executor(queue, [handle], poll_interval=0.1):
+            await queue.wait(handle, timeout=SOON)
+    assert ran >= set(ids) - {3}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -102,7 +103,8 @@ class Node:
         """Claim with one free place. The gate of the run that began."""
         before, life = len(self._opened), self._life
         page = await life._claimer.once(1)  # pyright: ignore[reportPrivateUsage]
-        life.workers.take(page, asyncio.get_running_loop().time(), late=late)
+        now = time.monotonic()
+        life.workers.take(page, now, now, late=late)
         await self._written()
         return self._opened[-1] if len(self._opened) > before else None
 

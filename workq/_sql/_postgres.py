@@ -218,12 +218,13 @@ update {table} t
        lost = t.lost + (t.locked_until is not null and t.locked_by <> all($12::bigint[]))::int
  where t.id = any(array(
    select p.id
-     from (select c.id, bool_or($17::boolean and (c.lost > 0 or c.locked_until is not null))
+     from (select c.id, bool_or($17::boolean and (c.lost > 0 or (c.locked_until is not null
+                                                              and c.locked_by <> all($12::bigint[]))))
                         over (rows unbounded preceding) as past
-             from (select c.id, c.lost, c.locked_until
+             from (select c.id, c.lost, c.locked_until, c.locked_by
                      from line l
                     cross join lateral (
-                       select w.id, w.lost, w.locked_until from {table} w
+                       select w.id, w.lost, w.locked_until, w.locked_by from {table} w
                         where w.queue = $1 and w.name = l.name and w.priority = l.priority and w.failed_at is null
                           and (w.run_at, w.id) > (l.run_at, l.id)
                           and w.run_at <= statement_timestamp()

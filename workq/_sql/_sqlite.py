@@ -205,14 +205,16 @@ with recursive
          limit :limit) due)) i
     limit :limit)
 select json_group_array(json_array(
-         taken.id, taken.version + 1, taken.name, taken.key, taken.scheduled, taken.priority, taken.run_at,
+         taken.id, taken.version + 1, taken.name, cast(taken.key as text), taken.scheduled, taken.priority, taken.run_at,
          taken.attempt, taken.lost + (taken.locked_until is not null
                                       and taken.locked_by not in (select k.value from json_each(:tokens) k)),
-         taken.payload, taken.headers, :now))
+         cast(taken.payload as text), cast(taken.headers as text), :now))
   from (select w.id, w.version, w.name, w.key, w.scheduled, w.priority, w.run_at, w.attempt, w.lost, w.payload,
                w.headers, w.locked_by, w.locked_until,
                sum(length(w.payload)) over (rows unbounded preceding) / 4000000 as part,
-               max(:ahead and (w.lost > 0 or w.locked_until is not null)) over (rows unbounded preceding) as past
+               max(:ahead and (w.lost > 0 or (w.locked_until is not null
+                     and w.locked_by not in (select k.value from json_each(:tokens) k))))
+                 over (rows unbounded preceding) as past
           from page p cross join {table} w on w.id = p.id) taken
  where not taken.past
  group by taken.part
