@@ -77,6 +77,10 @@ class Claimer:
         """Is it time to look at everything again, from the beginning?"""
         return now - self._passed >= min(1.0, self._poll_interval)
 
+    def begin_again(self) -> None:
+        """Let the next claim start from the beginning."""
+        self._cursor = START
+
     async def once(self, room: int, *, ahead: bool = False) -> list[Claimed]:
         """Claim up to `room` tasks. The page is short if there is nothing more.
 

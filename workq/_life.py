@@ -145,6 +145,9 @@ class Life:
                 workers.freed.clear()
                 await workers.freed.wait()
                 continue
+            if workers.handed_back:
+                workers.handed_back = False
+                claimer.begin_again()
             self.rung.clear()  # before the claim is sent: a ring from now on is for the next one
             limit, ahead = wanted
             page, pause = await self.claiming.attempt(partial(claimer.once, limit, ahead=ahead))

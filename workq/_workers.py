@@ -62,6 +62,8 @@ class Workers:
         self.jobs: set[asyncio.Task[None]] = set()
         self.ended = 0
         """How many runs have ended so far."""
+        self.handed_back = False
+        """Tasks were handed back that may be more urgent than what a claim would come to next."""
         self.freed = asyncio.Event()
         """Set when places are free or few tasks wait for one, or when there is room for outcomes again."""
 
@@ -131,6 +133,7 @@ class Workers:
             self._look_after(LATE)
             return
         if self.hand_back(older_than=HOLD):
+            self.handed_back = True
             self.pace.handed_back(self._clock.monotonic())
             self.freed.set()
         if self._waiting:

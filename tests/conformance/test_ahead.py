@@ -50,7 +50,7 @@ async def test_one_worker_starts_tasks_by_priority_and_time_however_many_it_has_
         async def note(task: workq.Task[int]) -> None:
             order.append(task.payload)
 
-        numbers = [number * 7 % 2000 for number in range(2000)]
+        numbers = [number * 7 % 600 for number in range(600)]
         tasks = [workq.NewTask(note, number, priority=number % 5) for number in numbers]
         await queue.enqueue_many(None, tasks)
         async with workq.Executor(queue, [note], workers=1):
