@@ -205,8 +205,8 @@ with recursive
          limit :limit) due)) i
     limit :limit)
 select json_group_array(json_array(
-         taken.id, taken.version + 1, taken.name, cast(taken.key as text), taken.scheduled, taken.priority, taken.run_at,
-         taken.attempt, taken.lost + (taken.locked_until is not null
+         taken.id, taken.version + 1, taken.name, cast(taken.key as text), taken.scheduled, taken.priority,
+         taken.run_at, taken.attempt, taken.lost + (taken.locked_until is not null
                                       and taken.locked_by not in (select k.value from json_each(:tokens) k)),
          cast(taken.payload as text), cast(taken.headers as text), :now))
   from (select w.id, w.version, w.name, w.key, w.scheduled, w.priority, w.run_at, w.attempt, w.lost, w.payload,
