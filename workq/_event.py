@@ -26,7 +26,7 @@ class Event:
     | failed | after a failed run is stored; `error`, `duration`; `retry_at` if it runs again, None = final |
     | retried | after `retry` (`in_tx` as above) |
     | lost | the lease was taken over, or the task deleted, while it ran here |
-    | released | handed back unfinished after its start, by `stop`, or by `Later` |
+    | released | handed back: unfinished, by `stop` or by `Later`; or before its start |
     """
 
     kind: EventKind

@@ -29,8 +29,6 @@ class Held:
     job: asyncio.Task[None] | None = None
     begun: bool = False
     """The job has made its first step."""
-    told: bool = False
-    """Hooks were told that it started, so they are to hear of its end."""
     ended: bool = False
     """The handler has ended (or never started); only the write is left."""
     cancelled: Why | None = None

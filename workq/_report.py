@@ -25,7 +25,6 @@ class Reporter:
 
     def started(self, held: Held) -> None:
         """A handler is about to run."""
-        held.told = True
         self._tell("started", held, self._hub.clock.now())
 
     def written(self, entries: Sequence[tuple[Entry, datetime | None]]) -> None:
@@ -43,8 +42,6 @@ class Reporter:
 
     def _written(self, entry: Entry, run_at: datetime | None, at: datetime) -> None:
         held, ended = entry.held, entry.ending
-        if ended.kind == "released" and not held.told:
-            return
         if ended.kind == "failed":
             if ended.runs_again:
                 level, what = logging.INFO, "will run again"
@@ -71,8 +68,7 @@ class Reporter:
         self._log(
             logging.WARNING, held, "is no longer ours: it was deleted, or its lease ran out and it was taken over"
         )
-        if held.told:
-            self._tell("lost", held, self._hub.clock.now())
+        self._tell("lost", held, self._hub.clock.now())
         if held.ended:
             self._holding.remove(held)
         self._hub.changed()

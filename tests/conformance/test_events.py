@@ -313,7 +313,9 @@ async def test_what_stop_hands_back_is_released(database: Database) -> None:
             await runs.until(lambda: bool(runs.running))
             await executor.stop(0)
         released = events[-1]
-    assert told(events, id) == ["enqueued", "started", "released"]
+    # Again, perhaps: a claim that was under way took it, and gave it back at once.
+    assert told(events, id)[:3] == ["enqueued", "started", "released"]
+    assert set(told(events, id)[3:]) <= {"released"}
     assert (released.attempt, released.error, released.retry_at) == (1, None, None)
 
 

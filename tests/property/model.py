@@ -180,7 +180,7 @@ class Model:
         row.holder = None
         if late:
             row.locked_until = None
-            return None, []  # hooks never heard that it started
+            return None, [("released", row.id)]
         if row.lost > MAX_LOST:
             self._fail(row, "parked: ")
             return None, [("failed", row.id)]

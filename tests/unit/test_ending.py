@@ -339,7 +339,7 @@ def test_a_schedule_function_that_goes_wrong_after_a_run_fails_the_row_and_saves
 @pytest.mark.parametrize("attempt", [0, 3])
 def test_a_hand_back_changes_neither_attempt_nor_error_nor_lost_nor_time_nor_payload(attempt: int) -> None:
     assert hand_back(claimed(attempt, lost=2)) == Ending(
-        "released", Settled(attempt=attempt, keep_error=True, keep_lost=True, finished=False)
+        "released", Settled(attempt=attempt, keep_error=True, keep_lost=True, finished=False), handed_back=True
     )
 
 
