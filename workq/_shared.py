@@ -16,7 +16,7 @@ LOCK_WAIT = 0.05
 """Seconds a statement waits for a foreign lock before it leaves the connection to others."""
 PATIENCE = 15.0
 """Seconds that `None` operations wait for somebody else's transaction in all."""
-IDLE = 0.05
+IDLE = 0.2
 """Seconds without work after which the connection goes back: an application that closes its pool must not wait."""
 
 
