@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, make_dataclass
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
@@ -51,22 +51,8 @@ class Event:
 Hook: TypeAlias = Callable[[Event], object]
 
 
-@dataclass(slots=True)
-class _Draft:
-    """An Event before it is frozen: the same fields in the same order."""
-
-    kind: EventKind
-    id: int
-    queue: str
-    name: str
-    key: str | None
-    attempt: int
-    headers: Mapping[str, str]
-    at: datetime
-    in_tx: bool
-    duration: float | None
-    error: BaseException | str | None
-    retry_at: datetime | None
+# An Event before it is frozen: the same fields in the same order.
+_Draft = make_dataclass("_Draft", [field.name for field in fields(Event)], slots=True)
 
 
 def event_of(
