@@ -27,8 +27,8 @@ async def complete(
 ) -> None:
     """Delete the row, or move the schedule on, on the caller's connection.
 
-    From here on the open transaction is the lease: a beat skips the row, and no loss is believed. May be called again in another
-    transaction after one that rolled back; the payload and next run stay those of the first call.
+    From here on the open transaction is the lease: a beat skips the row, and no loss is believed. May be called again
+    in another transaction after one that rolled back; the payload and next run stay those of the first call.
     """
     held.wants_completion = True
     try:
