@@ -52,9 +52,9 @@ class Caution:
             self._until, self._patient = None, True
         return self._until is None
 
-    def patience(self) -> float:
-        """Seconds that a claim which may take over waits for SQLite's writer."""
-        return max(self._beat, IMPATIENT) if self._patient else IMPATIENT
+    def patience(self, *, takeover: bool) -> float:
+        """Seconds that a claim waits for SQLite's writer, which it may have then with a new look at the clock."""
+        return IMPATIENT if takeover and not self._patient else max(self._beat, IMPATIENT)
 
     def claimed(self, sent: float, replied: float, wall: datetime, *, takeover: bool) -> None:
         """A claim succeeded. The first one after a stall ends it and begins the pause, one in the pause that had to

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from workq._caution import Caution
 from workq._clock import Clock
@@ -27,6 +27,14 @@ SUSPECT = 3
 """From so many vanished holders on (or max_lost, if that is less), a node runs such tasks one at a time, or a killer's
 neighbours would be parked with it."""
 TIMEOUT = 10.0
+
+
+class Page(NamedTuple):
+    """What a claim brought."""
+
+    tasks: list[Claimed]
+    sent: float
+    """When its statement was sent, on the monotonic clock: the leases run from then."""
 
 
 def next_cursor(cursor: Cursor, page: Sequence[Claimed], asked: int) -> Cursor:
@@ -81,7 +89,7 @@ class Claimer:
         """Let the next claim start from the beginning."""
         self._cursor = START
 
-    async def once(self, room: int, *, ahead: bool = False) -> list[Claimed]:
+    async def once(self, room: int, *, ahead: bool = False) -> Page:
         """Claim up to `room` tasks. The page is short if there is nothing more.
 
         `ahead`: the page ends before a task that a vanished process held. That one may kill this process, too, and
@@ -92,26 +100,31 @@ class Claimer:
             self._cursor = START
         if self._cursor is START and not ahead:
             self._passed = now
-        page = await self._claim(room, self._cursor, suspects=False, ahead=ahead)
-        self._cursor = next_cursor(self._cursor, page, room)
-        if ahead:
-            return self._not_running(page, now)
-        if len(page) < room and now - self._looked_for_suspects >= self._suspects_every:
+        tasks, sent = await self._claim(room, self._cursor, suspects=False, ahead=ahead)
+        self._cursor = next_cursor(self._cursor, tasks, room)
+        if not ahead and len(tasks) < room and now - self._looked_for_suspects >= self._suspects_every:
             self._looked_for_suspects = now
             if not any(held.claimed.lost >= self._suspect for held in self._holding):
                 try:
-                    page += await self._claim(1, START, suspects=True)
+                    tasks += (await self._claim(1, START, suspects=True)).tasks
                 except Exception:
-                    if not page:
+                    if not tasks:
                         raise
                     # What was claimed is started first; the next claim meets the same trouble and tells of it.
-        return self._not_running(page, now)
+        alive_until = sent + self._lease.total_seconds()
+        return Page([task for task in tasks if not self._holding.renew(task.lease, alive_until)], sent)
 
-    def _not_running(self, page: Sequence[Claimed], now: float) -> list[Claimed]:
-        alive_until = now + self._lease.total_seconds()
-        return [task for task in page if not self._holding.renew(task.lease, alive_until)]
+    async def _claim(self, limit: int, cursor: Cursor, *, suspects: bool, ahead: bool = False) -> Page:
+        until = self._clock.monotonic() + TIMEOUT
+        while True:
+            try:
+                return await self._send(limit, cursor, suspects=suspects, ahead=ahead)
+            except Busy:
+                # SQLite: with the time of before the wait, the leases would be over when the page comes.
+                if self._clock.monotonic() > until:
+                    raise
 
-    async def _claim(self, limit: int, cursor: Cursor, *, suspects: bool, ahead: bool = False) -> list[Claimed]:
+    async def _send(self, limit: int, cursor: Cursor, *, suspects: bool, ahead: bool) -> Page:
         clock, caution = self._clock, self._caution
         if caution.stalled(clock.monotonic(), clock.now()):
             await self._beat()
@@ -133,14 +146,12 @@ class Claimer:
             suspects=suspects,
             ahead=ahead,
         )
-        urgency = Urgency(timeout=TIMEOUT, lock_wait=caution.patience() if takeover else None)
+        urgency = Urgency(timeout=TIMEOUT, lock_wait=caution.patience(takeover=takeover))
         try:
-            page = await self._store.claim(self._connection, wanted, urgency)
+            tasks = await self._store.claim(self._connection, wanted, urgency)
         except Busy:
-            if not takeover:
-                raise
             caution.waited()
-            return await self._claim(limit, cursor, suspects=suspects, ahead=ahead)
+            raise
         except BaseException:
             # It may have been carried out: rows with this token are ours, and the next claims take them.
             self._unanswered = {old: until for old, until in self._unanswered.items() if until > sent}
@@ -148,4 +159,4 @@ class Claimer:
             self._cursor = START
             raise
         caution.claimed(sent, clock.monotonic(), wall, takeover=takeover)
-        return page
+        return Page(tasks, sent)

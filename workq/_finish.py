@@ -52,9 +52,11 @@ def verdict(entry: Entry, row: Lease | None, *, within_lease: bool) -> Verdict:
     if row == lease:
         return "locked"
     if entry.held.completing:
-        # Gone or changed: complete(tx) was committed, unless the very next change was somebody else's claim.
+        # Gone or changed: complete(tx) was committed, unless the very next change was somebody else's claim; or, where
+        # the lease is over and the handler raised (its commit failed, say), any number of changes.
         taken = row is not None and row.version == lease.version + 1 and row.token != lease.token
-        return "lost" if taken else "completed"
+        doubtful = not within_lease and not entry.held.returned
+        return "lost" if taken or doubtful else "completed"
     if entry.ending.settled is None:
         # Gone: by our own lost reply, most likely, as long as nobody else could have claimed and finished it.
         return "written" if row is None and entry.unsure and within_lease else "lost"

@@ -51,7 +51,9 @@ class Heartbeat:
         alive = await self._store.extend(self._connection, [lease for _, lease in asked], self._lease, self._urgency)
         self._caution.looked(sent, wall)
         for held, lease in asked:
-            if alive.get(lease[:2]):
+            extended = alive.get(lease[:2])
+            # In complete(tx) the open transaction, which keeps the row locked, is the lease.
+            if extended or (extended is False and held.completing):
                 held.alive_until = sent + self._lease.total_seconds()
             if lease[:2] in alive or held.lease is not lease or held.ended or held.completing:
                 continue  # an ended one may have been written meanwhile

@@ -38,6 +38,8 @@ class Held:
     """`complete(tx)` succeeded: the open transaction is the lease."""
     wants_completion: bool = False
     """`complete(tx)` was called, with whatever result: returning normally is no longer a success by itself."""
+    returned: bool = False
+    """The handler called `complete(tx)` and ended as a success: its transaction was most likely committed."""
     refused: Exception | None = None
     """What the last call of `complete(tx)` raised."""
     moves_to: tuple[datetime, str] | None = None

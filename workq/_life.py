@@ -156,13 +156,13 @@ class Life:
                 continue
             received = clock.monotonic()
             # Stopped meanwhile; or the reply took so long (the process was frozen, say) that the lease may be over.
-            late = self._stopping.is_set() or received - sent > settings.lease * 2 / 3
-            short = len(page) < limit
-            sizes = [len(claimed.payload) for claimed in page]
+            late = self._stopping.is_set() or received - page.sent > settings.lease * 2 / 3
+            short = len(page.tasks) < limit
+            sizes = [len(claimed.payload) for claimed in page.tasks]
             workers.pace.page(received, sizes, full=not short, ended=workers.ended)
-            workers.take(page, sent, received, late=late)
+            workers.take(page.tasks, page.sent, received, late=late)
             # Nothing more to be had ahead; or where one recovered task was, there are more.
-            look = short if ahead else any(claimed.lost for claimed in page)
+            look = short if ahead else any(claimed.lost for claimed in page.tasks)
             if short and not ahead:
                 workers.pace.idle()
                 # Nodes that were started together drift apart.

@@ -25,6 +25,7 @@ from support import (
     Wire,
     eventually,
     hooked,
+    session,
     told,
 )
 from workq.dialect import Dialect
@@ -955,3 +956,18 @@ async def test_a_hand_back_leaves_attempts_and_the_last_error(database: Database
             started = await other.events.until("started")
             assert started.attempt == 2
             await other.events.until("completed")
+
+
+async def test_a_claim_that_waited_for_the_writer_brings_whole_leases(sqlite: SQLiteDatabase) -> None:
+    """takeover: a task that was claimed behind a transaction longer than the lease is started, not handed back late."""
+    async with sqlite.open() as db, session(sqlite) as app:
+        node = Node(db)
+        node.runs.go.set()
+        await node.queue.migrate()
+        id = await enqueued(node.queue)
+        await app.execute("begin immediate")
+        async with node.executor(lease=0.6, poll_interval=0.05):
+            await asyncio.sleep(1.5)  # more than two leases in which nobody else can write
+            await app.commit()
+            await node.events.until("completed")
+        assert told(node.events, id) == ["enqueued", "started", "completed"]

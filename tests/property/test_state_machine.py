@@ -104,7 +104,7 @@ class Node:
         before, life = len(self._opened), self._life
         page = await life._claimer.once(1)  # pyright: ignore[reportPrivateUsage]
         now = time.monotonic()
-        life.workers.take(page, now, now, late=late)
+        life.workers.take(page.tasks, now, now, late=late)
         await self._written()
         return self._opened[-1] if len(self._opened) > before else None
 

@@ -127,24 +127,28 @@ def test_a_short_wait_in_the_pause_does_not_prolong_it() -> None:
 
 
 def test_a_takeover_waits_only_briefly_for_the_writer() -> None:
-    assert fresh().patience() == IMPATIENT
+    assert fresh().patience(takeover=True) == IMPATIENT
 
 
 def test_a_file_that_is_always_busy_sees_a_takeover_in_the_end() -> None:
     """After the pause one claim may wait as long as a beat; without that patience none would ever get through."""
     caution = after_the_pause()
-    assert caution.patience() == IMPATIENT
+    assert caution.patience(takeover=True) == IMPATIENT
     assert caution.may_take_over(20 + BEAT)
-    assert caution.patience() == BEAT
+    assert caution.patience(takeover=True) == BEAT
     caution.claimed(20 + BEAT, 20 + BEAT, wall(20 + BEAT), takeover=True)
-    assert caution.patience() == IMPATIENT
+    assert caution.patience(takeover=True) == IMPATIENT
 
 
 def test_patience_is_never_below_what_an_ordinary_takeover_has() -> None:
     caution = Caution(0.1, 0.05, 0.0, wall(0))
     assert not claim(caution, 20, took=0)
     assert caution.may_take_over(21)
-    assert caution.patience() == IMPATIENT
+    assert caution.patience(takeover=True) == IMPATIENT
+
+
+def test_no_claim_waits_so_long_that_what_it_brings_is_hardly_leased() -> None:
+    assert fresh().patience(takeover=False) == BEAT
 
 
 def test_an_older_look_that_is_told_late_changes_nothing() -> None:
