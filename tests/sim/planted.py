@@ -1,0 +1,219 @@
+"""Faults to plant in workq, each of which some story must find: the proof that the simulator can fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sim.database
+from sim.database import Database, WriterBusy
+from workq import _claim, _ending, _finish
+from workq._caution import Caution
+from workq._claim import Claimer
+from workq._finish import Verdict
+from workq._heartbeat import Heartbeat
+from workq._held import Holding
+from workq._settings import Settings
+from workq._steady import Steady
+from workq._workers import Workers
+from workq.dialect import Statement, Statements
+
+FENCED = (
+    " and w.version = json_extract(h.value, '$[1]') and w.locked_by = json_extract(h.value, '$[2]')",
+    " and t.version = json_extract(d.value, '$[1]') and t.locked_by = json_extract(d.value, '$[2]')",
+    " and version = :version and locked_by = :token",
+)
+
+
+@dataclass(frozen=True)
+class Plant:
+    """One fault: in the statements, or in the code."""
+
+    name: str
+    promises: frozenset[str]
+    """Which of them a story may see broken first."""
+    statements: Callable[[Statements], Statements] = lambda sql: sql
+    code: Callable[[pytest.MonkeyPatch], None] = lambda patch: None
+
+
+def without(text: str, part: str, instead: str = "") -> str:
+    """A statement's text without a part, which must have been there."""
+    squeezed, wanted = " ".join(text.split()), " ".join(part.split())
+    assert wanted in squeezed, part
+    return squeezed.replace(wanted, instead)
+
+
+def unfenced(statement: Statement) -> Statement:
+    """The statement as it would be without version and token."""
+    text, page = statement.text, statement.page
+    for fence in FENCED:
+        if " ".join(fence.split()) in " ".join(text.split()):
+            text = without(text, fence)
+        if page and " ".join(fence.split()) in " ".join(page.split()):
+            page = without(page, fence)
+    assert text != statement.text
+    return replace(statement, text=text, page=page)
+
+
+def hands_back_what_runs(patch: pytest.MonkeyPatch) -> None:
+    hand_back = Workers.hand_back
+
+    def planted(self: Any, *, older_than: float = 0) -> int:
+        for held in self._holding if older_than == 0 else ():
+            if held.running and not held.ended:
+                self._put(_finish.Entry(held, _ending.hand_back(held.claimed), None))
+        return hand_back(self, older_than=older_than)
+
+    patch.setattr(Workers, "hand_back", planted)
+
+
+def ignores_the_answer(patch: pytest.MonkeyPatch) -> None:
+    begin = Heartbeat.__init__
+
+    def planted(self: Any, *args: Any) -> None:
+        begin(self, *args)
+        self._lost = lambda held: None
+
+    patch.setattr(Heartbeat, "__init__", planted)
+
+
+def one_token(patch: pytest.MonkeyPatch) -> None:
+    class Same:
+        @staticmethod
+        def getrandbits(bits: int) -> int:
+            return 1
+
+    patch.setattr(_claim, "random", Same)
+
+
+def never_begins_again(patch: pytest.MonkeyPatch) -> None:
+    cursor = _claim.next_cursor
+    patch.setattr(Claimer, "due", lambda self, now: False)
+    patch.setattr(_claim, "next_cursor", lambda before, page, asked: cursor(before, page, min(asked, len(page))))
+
+
+def waits_for_foreign_rows(patch: pytest.MonkeyPatch) -> None:
+    skipping = Database._skipping
+
+    def planted(self: Any, name: str, call: int, statement: Statement, params: Any) -> Any:
+        if name != "extend" and any(lease[0] in self.locks for lease in params.get("leases", params.get("endings"))):
+            raise WriterBusy
+        return skipping(self, name, call, statement, params)
+
+    patch.setattr(Database, "_skipping", planted)
+
+
+def reuses_ids(patch: pytest.MonkeyPatch) -> None:
+    made = sim.database.template
+
+    def planted(folder: Path) -> Path:
+        path = folder / "reusing" / "template.db"
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            with pytest.MonkeyPatch.context() as inner:
+                sqlite = sim.database.sqlite
+
+                def reusing(names: Any) -> Statements:
+                    sql = sqlite(names)
+                    (table, *others), *later = sql.migrations
+                    return replace(sql, migrations=((table.replace(" autoincrement", ""), *others), *later))
+
+                inner.setattr(sim.database, "sqlite", reusing)
+                made(path.parent)
+        return path
+
+    patch.setattr(sim.database, "template", planted)
+
+
+def believes_what_was_rolled_back(patch: pytest.MonkeyPatch) -> None:
+    verdict = _finish.verdict
+
+    def planted(entry: Any, row: Any, *, within_lease: bool) -> Verdict:
+        found = verdict(entry, row, within_lease=within_lease)
+        return "completed" if found == "locked" and entry.held.completing else found
+
+    patch.setattr(_finish, "verdict", planted)
+
+
+def ends_at_the_first_error(patch: pytest.MonkeyPatch) -> None:
+    async def planted(self: Any, once: Callable[[], Any]) -> Any:
+        return await once(), 0
+
+    patch.setattr(Steady, "attempt", planted)
+
+
+PLANTS = (
+    Plant(
+        "a finish that looks at the id alone",
+        frozenset({"fence", "no loss"}),
+        statements=lambda sql: replace(sql, succeed=unfenced(sql.succeed)),
+    ),
+    Plant(
+        "a retry that looks at the id alone",
+        frozenset({"fence"}),
+        statements=lambda sql: replace(sql, settle=unfenced(sql.settle)),
+    ),
+    Plant(
+        "a complete(tx) that looks at the id alone",
+        frozenset({"fence"}),
+        statements=lambda sql: replace(sql, complete=unfenced(sql.complete)),
+    ),
+    Plant("a stop that hands back what still runs", frozenset({"fence"}), code=hands_back_what_runs),
+    Plant("a beat that ignores its answer", frozenset({"one holder"}), code=ignores_the_answer),
+    Plant(
+        "a beat that extends nothing",
+        frozenset({"one holder"}),
+        statements=lambda sql: replace(
+            sql,
+            extend=replace(
+                sql.extend, text=without(sql.extend.text, "locked_until = :now + :lease", "locked_until = locked_until")
+            ),
+        ),
+    ),
+    Plant("a claim that draws no new token", frozenset({"fence", "one holder", "takeover"}), code=one_token),
+    Plant(
+        "a claim of leases that are alive",
+        frozenset({"one holder"}),
+        statements=lambda sql: replace(
+            sql,
+            claim=replace(
+                sql.claim, page=without(sql.claim.page, "w.locked_until < :now", "w.locked_until < :now + 9000000")
+            ),
+        ),
+    ),
+    Plant(
+        "a reschedule of what runs",
+        frozenset({"one holder"}),
+        statements=lambda sql: replace(
+            sql,
+            reschedule=replace(
+                sql.reschedule,
+                text=without(sql.reschedule.text, " and (locked_until is null or locked_until < :now)"),
+            ),
+        ),
+    ),
+    Plant("a cursor that never begins again", frozenset({"no loss", "takeover"}), code=never_begins_again),
+    Plant("a finish that waits for foreign rows", frozenset({"isolation"}), code=waits_for_foreign_rows),
+    Plant("ids that are given twice", frozenset({"fence", "no loss"}), code=reuses_ids),
+    Plant(
+        "a takeover without caution",
+        frozenset({"one holder"}),
+        code=lambda patch: patch.setattr(Caution, "may_take_over", lambda self, monotonic: True),
+    ),
+    Plant("a complete(tx) believed though it rolled back", frozenset({"fence"}), code=believes_what_was_rolled_back),
+    Plant(
+        "a claim that starts beside itself",
+        frozenset({"one holder"}),
+        code=lambda patch: patch.setattr(Holding, "renew", lambda self, lease, alive_until: False),
+    ),
+    Plant(
+        "a schedule that ends with its first success",
+        frozenset({"one schedule"}),
+        code=lambda patch: patch.setattr(Settings, "when", lambda self, claimed: None),
+    ),
+    Plant("a loop that ends at its first error", frozenset({"isolation"}), code=ends_at_the_first_error),
+)
