@@ -6,18 +6,20 @@ import asyncio
 import contextvars
 import logging
 from collections.abc import Iterable, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Self
 
 import anyio
 
+from workq._caution import IMPATIENT, Caution
 from workq._checks import count, functions, positive
 from workq._held import Holding
 from workq._hub import Local
 from workq._life import Life
 from workq._migrate import check_schema
+from workq._place import PATIENT
 from workq._queue import Queue
 from workq._run import Middleware
 from workq._schedule import Schedule, next_run
@@ -28,7 +30,7 @@ from workq.dialect import Busy, Connection, Interrupted, Unreachable, Urgency
 
 logger = logging.getLogger("workq")
 
-AT_ONCE = Urgency(timeout=10, lock_wait=0)
+SHORTLY = Urgency(timeout=10, lock_wait=IMPATIENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,34 +250,39 @@ class Executor:
             await asyncio.gather(claim.close(), finish.close(), beat.close())
 
         stack.push_async_callback(give_back)
+        store, clock = self._hub.store, self._hub.clock
+        caution = Caution(settings.lease, settings.poll_interval, clock.monotonic(), clock.now())
         await check_schema(dialect, claim)
-        # The first statement on a new connection takes many round trips; a beat of a short lease would come too late.
-        with suppress(Busy):  # an SQLite file is warm already
-            await self._hub.store.extend(beat, [], timedelta(seconds=settings.lease), AT_ONCE)
-            await self._hub.store.succeed(finish, [], AT_ONCE)
-        await self._make_schedules(claim)
-        return Life(settings, self._hub, self._holding, claim=claim, finish=finish, beat=beat)
+        try:
+            # The first statement on a new connection takes many round trips: too many for a beat of a short lease.
+            await store.extend(beat, [], timedelta(seconds=settings.lease), SHORTLY)
+            await store.succeed(finish, [], SHORTLY)
+        except Busy:
+            caution.waited()  # somebody has SQLite's writer, and the beats of others may be late
+        if schedules := await self._first_rows(claim):
+            try:
+                await store.insert_schedules(claim, schedules, SHORTLY)
+            except Busy:
+                caution.waited()
+                await store.insert_schedules(claim, schedules, PATIENT)
+        return Life(settings, self._hub, self._holding, claim=claim, finish=finish, beat=beat, caution=caution)
 
-    async def _make_schedules(self, connection: Connection) -> None:
+    async def _first_rows(self, connection: Connection) -> list[tuple[object, ...]]:
         schedules = self._settings.schedules
         if not schedules:
-            return
-        store = self._hub.store
-        now = await store.now(connection)
-        await store.insert_schedules(
-            connection,
-            [
-                (
-                    self._settings.queue,
-                    name,
-                    key,
-                    self._payload(schedule),
-                    schedule.handler.priority,
-                    next_run(schedule.when, now),
-                )
-                for (name, key), schedule in schedules.items()
-            ],
-        )
+            return []
+        now = await self._hub.store.now(connection)
+        return [
+            (
+                self._settings.queue,
+                name,
+                key,
+                self._payload(schedule),
+                schedule.handler.priority,
+                next_run(schedule.when, now),
+            )
+            for (name, key), schedule in schedules.items()
+        ]
 
     def _payload(self, schedule: Schedule) -> str:
         return self._hub.checked(schedule.handler.codec().dumps(schedule.payload))

@@ -39,6 +39,7 @@ class Life:
         claim: Connection,
         finish: Connection,
         beat: Connection,
+        caution: Caution,
     ) -> None:
         clock, store, lease = hub.clock, hub.store, settings.lease
         name = f"executor of queue {settings.queue!r}"
@@ -55,7 +56,6 @@ class Life:
         # A beat that failed is tried again within its window.
         self.beating = Steady(f"{name}: heartbeat", clock, longest=min(lease / 6, 2))
         self._reporter = Reporter(hub, holding)
-        caution = Caution(lease, settings.poll_interval, clock.monotonic(), clock.now())
         self._heartbeat = Heartbeat(store, beat, clock, holding, caution, lease, self._reporter.lost)
         self._finisher = Finisher(
             store,

@@ -154,9 +154,9 @@ class Store:
         params = {"id": lease.id, "version": lease.version, "token": lease.token, "run_at": run_at, "payload": payload}
         return bool(await self._at(Callers(self.dialect, tx), self._sql.complete_schedule, params))
 
-    async def insert_schedules(self, conn: Connection, rows: Sequence[tuple[object, ...]]) -> None:
+    async def insert_schedules(self, conn: Connection, rows: Sequence[tuple[object, ...]], urgency: Urgency) -> None:
         """Make the rows (queue, name, key, payload, priority, run_at) that do not exist yet."""
-        await self._own(conn, self._sql.insert_schedules, {"items": sorted(rows, key=lambda row: row[:3])})
+        await self._own(conn, self._sql.insert_schedules, {"items": sorted(rows, key=lambda row: row[:3])}, urgency)
 
     async def left(
         self,

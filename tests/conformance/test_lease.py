@@ -971,3 +971,28 @@ async def test_a_claim_that_waited_for_the_writer_brings_whole_leases(sqlite: SQ
             await app.commit()
             await node.events.until("completed")
         assert told(node.events, id) == ["enqueued", "started", "completed"]
+
+
+async def test_an_executor_that_starts_behind_a_transaction_waits_for_the_beats_of_others(
+    sqlite: SQLiteDatabase,
+) -> None:
+    """one holder: nobody could beat while it was open, so a lease that is over says nothing yet."""
+    lease = 3.0
+    async with sqlite.open() as db, session(sqlite) as app:
+        node = Node(db)
+        node.runs.go.set()
+        await node.queue.migrate()
+        await vanish(sqlite, await enqueued(node.queue))
+        await app.execute("begin immediate")
+        handler = node.handler()
+        hourly = workq.Schedule(handler, workq.every(hours=1), 2)
+        executor = node.executor(handler, schedules=[hourly], lease=lease)
+        starting = asyncio.create_task(executor.start())
+        await asyncio.wait([starting], timeout=0.5)
+        assert not starting.done()
+        await app.commit()
+        await starting
+        since = asyncio.get_running_loop().time()
+        await node.events.until("started")
+        assert asyncio.get_running_loop().time() - since > lease / 3 * 0.9
+        await executor.stop()

@@ -23,6 +23,7 @@ import pytest
 import workq
 from property import model
 from support import Database, PostgresDatabase, SQLiteDatabase
+from workq._caution import Caution
 from workq._held import Holding
 from workq._life import Life
 from workq._task import Lease
@@ -96,7 +97,8 @@ class Node:
         # So short that every claim looks at everything.
         settings = replace(executor._settings, poll_interval=1e-9)  # pyright: ignore[reportPrivateUsage]
         claim, finish, beat = lines
-        self._life = Life(settings, queue.hub, Holding(), claim=claim, finish=finish, beat=beat)
+        caution = Caution(model.LEASE, 1e-9, queue.hub.clock.monotonic(), queue.hub.clock.now())
+        self._life = Life(settings, queue.hub, Holding(), claim=claim, finish=finish, beat=beat, caution=caution)
         self._life._claimer._suspects_every = 0  # pyright: ignore[reportPrivateUsage]
 
     async def claim(self, late: bool) -> Gate | None:

@@ -216,6 +216,10 @@ def no_trace(world: World, history: History) -> Iterator[str]:
             run = run_of(world, claim)
             if run is None or not {"committed", "unknown"} & set(run.completed):
                 yield f"task {claim.token[0]} was completed by a transaction that did not commit"
+        if claim.ended is not None and claim.ended[0] == "succeed":
+            run = run_of(world, claim)
+            if run is not None and run.completed:
+                yield f"task {claim.token[0]} counts as done although its complete(tx) was rolled back"
 
 
 def results(world: World, history: History) -> Iterator[str]:

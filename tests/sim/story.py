@@ -124,6 +124,8 @@ class Story:
         self.single = draw.random() < 0.35
         """One trouble only, in calm weather: then the bounds of time are checked."""
         self.length = draw.uniform(4, 14)
+        self.slow = draw.choice((0.01, 0.1, 1.0, 1.0))
+        """How long handlers take."""
         self._numbers = 0
         self._names = 0
         self._settings: list[dict[str, Any]] = []
@@ -145,7 +147,7 @@ class Story:
     def _troubles(self) -> list[tuple[float, str]]:
         """When something happens, and what."""
         draw = self.draw
-        names = ["crash", "freeze", "stop", "hold", "cancel", "another"]
+        names = ["crash", "freeze", "freeze", "stop", "hold", "cancel", "another"]
         names += ["step"] if self.world.database.kind == "machine" else ["outage", "server crash"]
         number = 1 if self.single else draw.randint(0, 6)
         return sorted((draw.uniform(0.5, self.length), draw.choice(names)) for _ in range(number))
@@ -335,13 +337,13 @@ class Story:
         kinds = ["sleep"] * 6 + ["raise"] * 2 + ["enqueue", "book", "complete", "complete", "later", "retry", "fail"]
         if not self.single:
             kinds += ["stubborn", "odd", "cancelled", "delete", "repair", "skip"]
-        for _ in range(draw.choice((0, 1, 1, 2))):
+        for _ in range(draw.choice((0, 1, 2, 3))):
             step = draw.choice(kinds)
             if step in ("sleep", "stubborn"):
-                longest = 1.0 if self.single else 4.0
-                steps.append([step, round(draw.uniform(0, longest) * draw.choice((0.01, 0.1, 1)), 4)])
+                steps.append([step, round(draw.uniform(0, 5) * self.slow * draw.choice((0.1, 1)), 4)])
             elif step in ("book", "complete"):
-                steps.append([step, draw.choice(("commit", "commit", "roll back", "raise")), draw.choice((0, 0, 0.2))])
+                held = draw.choice((0, 0, 0.2, 2.0 if not self.single else 0.05))
+                steps.append([step, draw.choice(("commit", "commit", "roll back", "raise")), held])
             else:
                 steps.append([step])
         return {"n": self._numbers, "do": steps, "fails": draw.choice((0, 1, 1, 5))}
@@ -425,8 +427,11 @@ class Story:
         for sent in several:
             sent.became = "stored"
 
-    def some_id(self) -> int | None:
-        ids = [sent.id for sent in self.world.sent.values() if sent.id is not None and sent.became == "stored"]
+    def some_id(self, where: str = "failed_at is null") -> int | None:
+        """Of a task that is there; now and then, of one that was."""
+        ids = [row[0] for row in self.world.database.rows(f"not scheduled and {where} order by id")]
+        if not ids or self.draw.random() < 0.1:
+            ids = [sent.id for sent in self.world.sent.values() if sent.id is not None and sent.became == "stored"]
         return self.draw.choice(ids) if ids else None
 
     async def delete(self, node: Node) -> None:
@@ -436,7 +441,7 @@ class Story:
             await node.queue.delete(None, id)
 
     async def repair(self, node: Node, what: str) -> None:
-        id = self.some_id()
+        id = self.some_id("failed_at is not null" if what == "repair" else "failed_at is null")
         if id is None:
             return
         try:
@@ -625,7 +630,7 @@ async def perform(story: Story, node: Node, task: workq.Task[Any], run: Run) -> 
             case "delete":
                 await story.delete(node)
             case "repair":
-                await story.repair(node, "retry")
+                await story.repair(node, "repair")
             case _:
                 pass
     return None

@@ -276,8 +276,11 @@ class ServerTransaction:
     async def commit(self) -> None:
         await self._reach()
         self._release()
-        for step in self._work:
-            step()
+        try:
+            for step in self._work:
+                step()
+        except sqlite3.IntegrityError as error:
+            self._world.broken("fence", f"an id is given a second time: {error}")
         self._world.committed()
 
     def abandon(self) -> None:
