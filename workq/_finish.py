@@ -55,7 +55,7 @@ def verdict(entry: Entry, row: Lease | None, *, within_lease: bool) -> Verdict:
         # Gone or changed: complete(tx) was committed, unless the very next change was somebody else's claim; or, where
         # the lease is over and the handler raised (its commit failed, say), any number of changes.
         taken = row is not None and row.version == lease.version + 1 and row.token != lease.token
-        doubtful = not within_lease and not entry.held.returned
+        doubtful = not within_lease and not entry.held.committed
         return "lost" if taken or doubtful else "completed"
     if entry.ending.settled is None:
         # Gone: by our own lost reply, most likely, as long as nobody else could have claimed and finished it.

@@ -55,7 +55,10 @@ class Heartbeat:
             # In complete(tx) the open transaction, which keeps the row locked, is the lease.
             if extended or (extended is False and held.completing):
                 held.alive_until = sent + self._lease.total_seconds()
-            if lease[:2] in alive or held.lease is not lease or held.ended or held.completing:
+            if lease[:2] in alive or held.lease is not lease or held.ended:
                 continue  # an ended one may have been written meanwhile
+            if held.completing:
+                held.committed = held.committed or self._clock.monotonic() < held.alive_until
+                continue
             if self._holding.has(held):
                 self._lost(held)

@@ -38,8 +38,9 @@ class Held:
     """`complete(tx)` succeeded: the open transaction is the lease."""
     wants_completion: bool = False
     """`complete(tx)` was called, with whatever result: returning normally is no longer a success by itself."""
-    returned: bool = False
-    """The handler called `complete(tx)` and ended as a success: its transaction was most likely committed."""
+    committed: bool = False
+    """The transaction of `complete(tx)` most likely was: its handler returned normally, or a beat within the lease no
+    longer found the row."""
     refused: Exception | None = None
     """What the last call of `complete(tx)` raised."""
     moves_to: tuple[datetime, str] | None = None

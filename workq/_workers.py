@@ -205,7 +205,7 @@ class Workers:
             except PayloadError as too_large:
                 payload = too_large
         if held.wants_completion and isinstance(outcome, Done | Skip | Later):
-            held.returned = True
+            held.committed = held.completing
             # Written only if the row is still ours when the transaction is over: then it was rolled back.
             not_done = RuntimeError("complete(tx) was called, but tx was not committed")
             outcome, payload = Raised(held.refused or not_done), None

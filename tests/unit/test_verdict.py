@@ -24,10 +24,10 @@ FAILED = Ending("failed", Settled(failed=True, attempt=1))
 async def note(task: workq.Task[Any]) -> None: ...
 
 
-def entry(ending: Ending, *, unsure: bool = False, completing: bool = False, returned: bool = False) -> Entry:
+def entry(ending: Ending, *, unsure: bool = False, completing: bool = False, committed: bool = False) -> Entry:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     claimed = Claimed(LEASE, "", "note", None, False, 0, now, 0, 0, "null", None, now)
-    held = Held(claimed, LEASE, note, 0.0, 30.0, completing=completing, returned=returned)
+    held = Held(claimed, LEASE, note, 0.0, 30.0, completing=completing, committed=committed)
     return Entry(held, ending, None, unsure=unsure)
 
 
@@ -52,11 +52,11 @@ def test_a_lost_reply_is_told_by_the_token_or_by_the_gap() -> None:
 @pytest.mark.parametrize("row", [None, LATER])
 def test_after_complete_a_row_that_is_gone_or_changed_is_completed(row: Lease | None) -> None:
     assert verdict(entry(FAILED, completing=True), row, within_lease=True) == "completed"
-    assert verdict(entry(FAILED, completing=True, returned=True), row, within_lease=False) == "completed"
+    assert verdict(entry(FAILED, completing=True, committed=True), row, within_lease=False) == "completed"
 
 
 def test_after_complete_the_next_claim_of_another_shows_that_it_rolled_back() -> None:
-    assert verdict(entry(FAILED, completing=True, returned=True), ANOTHER, within_lease=True) == "lost"
+    assert verdict(entry(FAILED, completing=True, committed=True), ANOTHER, within_lease=True) == "lost"
 
 
 @pytest.mark.parametrize("row", [None, LATER])
