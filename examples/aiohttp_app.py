@@ -34,6 +34,7 @@ def resize(task: workq.Task[Picture]) -> None:
 DATABASE_URL = web.AppKey("database_url", str)
 POOL: web.AppKey[asyncpg.Pool[asyncpg.Record]] = web.AppKey("pool", asyncpg.Pool)
 QUEUE = web.AppKey("queue", workq.Queue)
+EXECUTOR = web.AppKey("executor", workq.Executor)
 
 
 async def database(app: web.Application) -> AsyncGenerator[None]:
@@ -42,7 +43,8 @@ async def database(app: web.Application) -> AsyncGenerator[None]:
         app[POOL] = pool
         app[QUEUE] = queue = workq.Queue(workq_asyncpg.Postgres(pool))
         await queue.migrate()
-        async with workq.Executor(queue, [resize], workers=8, stop_timeout=20):
+        app[EXECUTOR] = executor = workq.Executor(queue, [resize], workers=8, stop_timeout=20)
+        async with executor:
             yield
 
 
@@ -57,11 +59,19 @@ async def upload(request: web.Request) -> web.Response:
     return web.Response(status=201, text=path)
 
 
+async def ready(request: web.Request) -> web.Response:
+    """The readiness probe: 200 while the executor runs and its loops succeed, else 503 and why."""
+    health = request.app[EXECUTOR].health()
+    found = {"phase": health.phase, "database": health.reachable, "running": health.running, "held": health.held}
+    return web.json_response(found, status=200 if health.ok else 503)
+
+
 def create_app(database_url: str) -> web.Application:
     app = web.Application()
     app[DATABASE_URL] = database_url
     app.cleanup_ctx.append(database)
     app.router.add_post("/pictures", upload)
+    app.router.add_get("/ready", ready)
     return app
 
 
@@ -73,6 +83,8 @@ async def demonstrate(url: str) -> None:
                 text = await response.text()
             await app[QUEUE].wait(timeout=10)
             print(response.status, text)
+        async with client.get("/ready") as response:
+            print(response.status, await response.json())
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Annotated
 import asyncpg
 import httpx
 import scratch
-from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi import Depends, FastAPI, HTTPException, Request, Response
 
 import workq
 import workq_asyncpg
@@ -57,6 +57,14 @@ async def sign_up(email: str, tx: Transaction, queue: Queue) -> str:
     return email
 
 
+async def ready(request: Request, response: Response) -> dict[str, object]:
+    """The readiness probe: 200 while the executor runs and its loops succeed, else 503 and why."""
+    executor: workq.Executor = request.app.state.executor
+    health = executor.health()
+    response.status_code = 200 if health.ok else 503
+    return {"phase": health.phase, "database": health.reachable, "running": health.running, "held": health.held}
+
+
 def create_app(database_url: str | None = None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
@@ -64,23 +72,29 @@ def create_app(database_url: str | None = None) -> FastAPI:
             await pool.execute("create table if not exists users (email text primary key)")
             queue = workq.Queue(workq_asyncpg.Postgres(pool))
             await queue.migrate()
-            app.state.pool, app.state.queue = pool, queue
-            async with workq.Executor(queue, [send_welcome], stop_timeout=20):
+            executor = workq.Executor(queue, [send_welcome], stop_timeout=20)
+            app.state.pool, app.state.queue, app.state.executor = pool, queue, executor
+            async with executor:
                 yield
 
     app = FastAPI(lifespan=lifespan)
     app.post("/users", status_code=201)(sign_up)
+    app.get("/ready")(ready)
     return app
 
 
 async def demonstrate(url: str) -> None:
     app = create_app(url)
-    client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://app")
-    async with app.router.lifespan_context(app), client:
-        for email in ("ann@example.org", "bob@example.org", "ann@example.org"):
-            response = await client.post("/users", params={"email": email})
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://app") as client:
+        async with app.router.lifespan_context(app):
+            for email in ("ann@example.org", "bob@example.org", "ann@example.org"):
+                response = await client.post("/users", params={"email": email})
+                print(response.status_code, response.json())
+                await app.state.queue.wait(timeout=10)
+            response = await client.get("/ready")
             print(response.status_code, response.json())
-            await app.state.queue.wait(timeout=10)
+        response = await client.get("/ready")
+        print(response.status_code, response.json()["phase"])
 
 
 if __name__ == "__main__":

@@ -105,9 +105,11 @@ def test_the_applications_own_pool_and_transactions(postgres: PostgresDatabase) 
 def test_a_fastapi_application(postgres: PostgresDatabase) -> None:
     # Whether the task or the client is quicker is open: the transaction was committed before the response.
     assert sorted(run("fastapi_app.py", postgres.url)) == [
+        "200 {'phase': 'running', 'database': True, 'running': 0, 'held': 0}",
         "201 ann@example.org",
         "201 bob@example.org",
         "409 {'detail': 'there is such a user already'}",
+        "503 stopped",
         "welcome, ann@example.org",
         "welcome, bob@example.org",
     ]
@@ -115,6 +117,7 @@ def test_a_fastapi_application(postgres: PostgresDatabase) -> None:
 
 def test_an_aiohttp_application(postgres: PostgresDatabase) -> None:
     assert sorted(run("aiohttp_app.py", postgres.url)) == [
+        "200 {'phase': 'running', 'database': True, 'running': 0, 'held': 0}",
         "201 cat.png",
         "201 dog.png",
         "409 cat.png is there already",

@@ -4,7 +4,8 @@ from workq._codec import Codec
 from workq._connect import connect
 from workq._errors import Error, KeyTaken, LeaseLost, OutcomeUnknown, PayloadError, SchemaError
 from workq._event import Event, Hook
-from workq._executor import Executor, Health
+from workq._executor import Executor
+from workq._health import Health
 from workq._new import NewTask, Options
 from workq._outcome import Done, Fail, Later, Outcome, Result, Retry, Skip
 from workq._queue import UNCHANGED, Queue

@@ -7,14 +7,14 @@ import contextvars
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Self
 
 import anyio
 
 from workq._caution import IMPATIENT, Caution
 from workq._checks import count, functions, positive
+from workq._health import Contact, Health, Phase, Success
 from workq._held import Holding
 from workq._hub import Local
 from workq._life import Life
@@ -31,22 +31,6 @@ from workq.dialect import Busy, Connection, Interrupted, Unreachable, Urgency
 logger = logging.getLogger("workq")
 
 SHORTLY = Urgency(timeout=10, lock_wait=IMPATIENT)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
-    """What a readiness probe wants to know. Times are this machine's."""
-
-    ok: bool
-    """Running, and no loop fails for longer than it may."""
-    running: int
-    """Handlers that run now."""
-    claimed_at: datetime | None
-    """The last successful claim."""
-    beat_at: datetime | None
-    """The last successful beat."""
-    finished_at: datetime | None
-    """The last successful write of finished tasks (None: none has finished yet)."""
 
 
 class StoppedEarly(RuntimeError):
@@ -113,6 +97,7 @@ class Executor:
         for schedule in self._settings.schedules.values():
             self._payload(schedule)  # one that cannot be stored is an error now, not at the start
         self._holding = Holding()
+        self._contact = Contact(queue.hub.clock)
         self._supervisor: asyncio.Task[None] | None = None
         self._life: Life | None = None
 
@@ -195,17 +180,34 @@ class Executor:
         await self._stop_twice()
 
     def health(self) -> Health:
-        """How the loops are doing; no I/O."""
-        life, supervisor = self._life, self._supervisor
-        if life is None or supervisor is None:
-            return Health(ok=False, running=0, claimed_at=None, beat_at=None, finished_at=None)
+        """How the loops are doing, for a readiness probe; no I/O. See `Health`."""
+        life, contact, phase = self._life, self._contact, self._phase()
+        loops = () if life is None else (life.claiming, life.beating, life.finishing)
+        claimed, beat, finished = (loop.succeeded for loop in loops) if loops else (Success(self._hub.clock),) * 3
         return Health(
-            ok=not supervisor.done() and not life.overdue(),
-            running=len(life.workers.jobs),
-            claimed_at=life.claiming.succeeded_at,
-            beat_at=life.beating.succeeded_at,
-            finished_at=life.finishing.succeeded_at,
+            ok=life is not None and phase == "running" and not life.overdue(),
+            phase=phase,
+            running=0 if life is None else len(life.workers.jobs),
+            held=len(self._holding),
+            reachable=contact.reachable,
+            answered_at=contact.answered.at,
+            answered_ago=contact.answered.ago,
+            claimed_at=claimed.at,
+            claimed_ago=claimed.ago,
+            beat_at=beat.at,
+            beat_ago=beat.ago,
+            finished_at=finished.at,
+            finished_ago=finished.ago,
         )
+
+    def _phase(self) -> Phase:
+        if self._supervisor is None:
+            return "new"
+        if self._supervisor.done():
+            return "stopped"
+        if self._life is None:
+            return "starting"
+        return "stopping" if self._life.stopping else "running"
 
     async def _supervise(self, started: asyncio.Future[None]) -> None:
         """Everything between start and stop is inside this one task, so that they may be called from any other."""
@@ -243,8 +245,9 @@ class Executor:
         await stack.enter_async_context(self._hub.attached(local))
         stack.callback(dialect.reserve(3))
         name = f"executor of queue {settings.queue!r}"
-        claim, finish = (dialect.connection(f"{name}, {purpose}") for purpose in ("claim", "finish"))
-        beat = dialect.connection(f"{name}, beat", first=True)
+        watched = self._contact.watched
+        claim, finish = (watched(dialect.connection(f"{name}, {purpose}")) for purpose in ("claim", "finish"))
+        beat = watched(dialect.connection(f"{name}, beat", first=True))
 
         async def give_back() -> None:
             await asyncio.gather(claim.close(), finish.close(), beat.close())

@@ -26,6 +26,9 @@ GRACE = 0.4
 LAST_WRITES = 0.2
 """Seconds for writing how those ended. Together with giving back connections, under the second that stop() has."""
 
+MAY_FAIL = 10.0
+"""Seconds that claims and finishes may fail before the executor counts as unwell."""
+
 
 class Life:
     """Built from the stages, each loop on a connection of its own; a number of free places is all that flows back."""
@@ -192,14 +195,12 @@ class Life:
         except TimeoutError:
             pass
 
+    @property
+    def stopping(self) -> bool:
+        """Has `stop` been called?"""
+        return self._stopping.is_set()
+
     def overdue(self) -> bool:
-        """Is a loop's last success older than it should be?"""
-        now, settings = self._clock.now(), self._settings
-        holds = not self._holding.empty.is_set()
-        for steady, most in (
-            (self.claiming, settings.poll_interval + 10),
-            (self.beating, settings.lease),
-        ):
-            if steady.failing and (steady.succeeded_at is None or (now - steady.succeeded_at).total_seconds() > most):
-                return True
-        return self.finishing.failing and holds
+        """Does a loop fail for longer than it may?"""
+        loops = (self.claiming, MAY_FAIL), (self.finishing, MAY_FAIL), (self.beating, self._settings.lease)
+        return any(steady.fails_for(seconds) for steady, seconds in loops)
