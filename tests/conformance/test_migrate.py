@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import aiosqlite
 import asyncpg
@@ -19,68 +17,12 @@ import pytest_asyncio
 
 import workq
 import workq_asyncpg
+from everything import do_everything, pool_for, role_on, tick, transactions_of, work
 from support import SOON, Database, PostgresDatabase, SQLiteDatabase
 from workq import _migrate
 from workq.dialect import Dialect
 
 ODD = 'Odd "table" of öurs'
-
-
-@workq.handler("work")
-async def work(task: workq.Task[object]) -> None: ...
-
-
-@workq.handler("tick")
-async def tick(task: workq.Task) -> None: ...
-
-
-@workq.handler("fails")
-async def fails(task: workq.Task[object]) -> None:
-    raise ValueError
-
-
-Transaction = Callable[[], Any]
-
-
-async def do_everything(queue: workq.Queue, transaction: Transaction) -> None:
-    """Every statement there is but those of migrate; `transaction` gives a caller's connection in a transaction."""
-    schedule = workq.Schedule(tick, workq.every(hours=1))
-    later = datetime.now(UTC) + timedelta(hours=1)
-
-    @workq.handler("completes")
-    async def completes(task: workq.Task[object]) -> None:
-        async with transaction() as tx:
-            await task.complete(tx)
-
-    @workq.handler("repeats", retry=workq.linear(retries=1, delay=0))
-    async def repeats(task: workq.Task[object]) -> None:
-        if task.attempt == 1:
-            raise ValueError
-
-    async with workq.Executor(queue, [work, tick, fails, completes, repeats], schedules=[schedule], poll_interval=0.05):
-        for handler in (work, completes, repeats, fails):
-            await queue.enqueue(None, handler, 1)
-        async with transaction() as tx:
-            assert await queue.enqueue(tx, work, 2, key="once") is not None
-            assert await queue.enqueue(tx, work, 2, key="once") is None
-            assert len(await queue.find(key="once", tx=tx)) == 1
-        await queue.wait(timeout=SOON)
-        (failed,) = await queue.find(state="failed")
-        assert await queue.retry(None, failed.id)
-        await queue.wait(timeout=SOON)
-        async with transaction() as tx:
-            assert await queue.retry_all(tx, target=fails, error_like="%ValueError%") == 1
-        await queue.wait(timeout=SOON)
-        assert await queue.enqueue_many(None, [workq.NewTask(work, n) for n in range(3)]) != []
-        await queue.wait(work, timeout=SOON)
-        waiting = await queue.enqueue(None, work, 3, run_at=later, key="later", headers={"a": "b"})
-        assert waiting is not None
-        assert await queue.reschedule(None, waiting, run_at=later)
-        assert await queue.disable(None, waiting)
-        assert (await queue.get(waiting)) is not None
-        assert await queue.delete(None, waiting)
-        assert await queue.delete(None, failed.id)
-    assert [row.name for row in await queue.find()] == ["tick"]
 
 
 async def version_rows(database: Database, table: str = "workq") -> list[tuple[Any, ...]]:
@@ -300,46 +242,8 @@ async def test_the_sql_for_sqlite_run_by_hand_equals_migrate(sqlite: SQLiteDatab
 @pytest_asyncio.fixture
 async def role(postgres: PostgresDatabase) -> AsyncGenerator[str]:
     """A role of its own, that may do nothing yet."""
-    name = f"role_{postgres.schema}"
-    await postgres.rows(f"create role {name} login")
-    yield name
-    await postgres.rows(f"drop owned by {name} cascade")
-    await postgres.rows(f"drop role {name}")
-
-
-@asynccontextmanager
-async def pool_for(postgres: PostgresDatabase, role: str, **settings: str) -> AsyncGenerator[asyncpg.Pool[Any]]:
-    """That role's pool."""
-    parts = urlsplit(postgres.url)
-    url = urlunsplit(parts._replace(netloc=f"{role}@{parts.hostname}:{parts.port}"))
-    async with asyncpg.create_pool(url, min_size=0, max_size=10, server_settings=settings) as pool:
-        yield pool
-
-
-def transactions_of(pool: asyncpg.Pool[Any]) -> Transaction:
-    """A caller's transaction."""
-
-    @asynccontextmanager
-    async def transaction() -> AsyncGenerator[Any]:
-        async with pool.acquire() as conn, conn.transaction():
-            yield conn
-
-    return transaction
-
-
-async def test_a_role_that_may_only_read_and_write_rows_can_do_everything_but_migrate(
-    postgres: PostgresDatabase, role: str
-) -> None:
-    """SELECT, INSERT, UPDATE and DELETE on the table, SELECT on its version."""
-    async with postgres.open() as db:
-        await workq.Queue(db).migrate()
-    schema = f'"{postgres.schema}"'
-    await postgres.rows(f"grant usage on schema {schema} to {role}")
-    await postgres.rows(f"grant select, insert, update, delete on {postgres.table} to {role}")
-    await postgres.rows(f"grant select on {schema}.workq_version to {role}")
-    async with pool_for(postgres, role) as pool:
-        queue = workq.Queue(workq_asyncpg.Postgres(pool, schema=postgres.schema))
-        await do_everything(queue, transactions_of(pool))
+    async with role_on(postgres) as name:
+        yield name
 
 
 async def test_a_role_that_may_not_make_schemas_can_migrate_in_one_that_exists(
