@@ -402,12 +402,31 @@ select id, queue, name, key, 'failed' as state,
     writes=False,
 )
 
+# Lane by lane, as in the claim: with nothing due, a look does not walk through what is due later.
 LEFT = Statement(
     """
 select w.queue, w.name, w.locked_until >= :now as running
-  from {table} w
- where w.failed_at is null and w.run_at <= :now
-   and (:names is null or w.name in (select n.value from json_each(:names) n))
+  from (
+    with recursive lane(queue, name, priority) as (
+      select w.queue, w.name, w.priority from {table} w
+       where w.id = (select x.id from {table} x where x.failed_at is null
+                      order by x.queue, x.name, x.priority limit 1)
+      union all
+      select w.queue, w.name, w.priority
+        from lane l
+       cross join {table} w
+          on w.id = coalesce(  -- of a comparison of rows only the first column would use the index
+               (select x.id from {table} x where x.failed_at is null and x.queue = l.queue and x.name = l.name
+                   and x.priority > l.priority order by x.priority limit 1),
+               (select x.id from {table} x where x.failed_at is null and x.queue = l.queue and x.name > l.name
+                 order by x.name, x.priority limit 1),
+               (select x.id from {table} x where x.failed_at is null and x.queue > l.queue
+                 order by x.queue, x.name, x.priority limit 1)))
+    select queue, name, priority from lane) l
+ cross join {table} w
+    on w.queue = l.queue and w.name = l.name and w.priority = l.priority
+   and w.failed_at is null and w.run_at <= :now
+ where (:names is null or l.name in (select n.value from json_each(:names) n))
    and (not w.scheduled or exists (
         select 1 from json_each(:schedules) s
          where json_extract(s.value, '$[0]') = w.queue and json_extract(s.value, '$[1]') = w.name
