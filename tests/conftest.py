@@ -46,6 +46,12 @@ class Servers:
             server.remove()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """First what fills large tables: the first tests go to one process, the last ones to whichever is free."""
+    items.sort(key=lambda item: "plans" not in item.path.parts)
+
+
 @pytest.fixture(scope="session")
 def servers() -> Generator[Servers]:
     found = Servers()
