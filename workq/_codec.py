@@ -11,6 +11,7 @@ from workq import _json
 from workq._codec_builtin import builtin_ways
 from workq._codec_same import difference, generic_of, name_of
 from workq._codec_ways import Unsupported, Ways, is_model, model_ways, msgspec_ways, pydantic_ways, validation_reason
+from workq._describe import without_value
 from workq._errors import PayloadError
 
 P = TypeVar("P", default=Any)
@@ -163,9 +164,11 @@ def remedy(problem: str) -> str:
 
 
 def reason(error: Exception) -> str:
-    """What is wrong, without pydantic's copy of the payload."""
+    """What is wrong, without what pydantic and msgspec quote of the payload."""
     if isinstance(error, RecursionError):
         return "it is nested too deep, or contains itself"
-    if isinstance(error, (ValueError, TypeError)) or type(error).__module__ == "msgspec":
+    if type(error).__module__ == "msgspec":
+        return without_value(str(error))
+    if isinstance(error, (ValueError, TypeError)):
         return validation_reason(error) or str(error)
     return f"{type(error).__name__}: {error}"

@@ -78,7 +78,16 @@ async def _postgres(dsn: str, schema: str | None, table: str, pool_size: int, li
     # A pooler in transaction mode knows no prepared statements of a session.
     options: dict[str, object] = {} if listen else {"statement_cache_size": 0}
     pid = os.getpid()
-    pool = await asyncpg.create_pool(dsn, min_size=1, max_size=pool_size, **options)
+    try:
+        pool = await asyncpg.create_pool(dsn, min_size=1, max_size=pool_size, **options)
+    except ValueError as error:
+        if type(error) is not ValueError:
+            raise
+        # What asyncpg says quotes the part that is no number: a piece of the password, if that was not escaped.
+        raise ValueError(
+            "the URL cannot be read: its port is no number. Are there characters in the password that must be "
+            "percent-encoded (urllib.parse.quote)?"
+        ) from None
     db = adapter.Postgres(pool, schema=schema, table=table, listen=listen)
     db.reserve(0)()  # its connections are open: from here on it belongs to this process
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,7 +54,7 @@ def _short(error: BaseException) -> str:
 def message_of(error: BaseException) -> str:
     """What `str` says of an error, and its notes, capped; what it raises instead, if it raises."""
     try:
-        text = _pydantic_message(error) or str(error)
+        text = _without_input(error) or str(error)
     except BaseException as mistake:
         return f"<its __str__ raised {_short(mistake)}>"
     try:
@@ -63,9 +64,17 @@ def message_of(error: BaseException) -> str:
     return capped(storable(text), MAX_MESSAGE)
 
 
-def _pydantic_message(error: BaseException) -> str | None:
-    """A pydantic ValidationError without the input, which its `str` shows and which may be somebody's secret."""
-    if not kind_of(error).startswith("pydantic") or not hasattr(error, "errors"):
+def without_value(text: str) -> str:
+    """What msgspec says of enums, literals and tags, "Invalid enum value 'secret' - at `$.colour`", less the secret."""
+    return re.sub(r"^(Invalid (?:enum )?value) .*?((?: - at `[^`]*`)?)$", r"\1\2", text, flags=re.DOTALL)
+
+
+def _without_input(error: BaseException) -> str | None:
+    """A decoder's error without the input, which its `str` shows and which may be somebody's secret."""
+    kind = kind_of(error)
+    if kind.startswith("msgspec."):
+        return without_value(str(error))
+    if not kind.startswith("pydantic") or not hasattr(error, "errors"):
         return None
     found: Any = error
     lines = [f"{found.error_count()} validation error(s) for {found.title}"]
@@ -155,6 +164,12 @@ def storable(text: str) -> str:
     if "\0" in text:
         text = text.replace("\0", "\\x00")
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def frames_of(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
+    """For `exc_info=`: where it was raised, and its first line. A driver's error may go on with a whole row, payload
+    included, and so may what caused it."""
+    return RuntimeError, RuntimeError(one_line(error)), error.__traceback__
 
 
 def one_line(error: BaseException) -> str:

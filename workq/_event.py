@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, make_dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 logger = logging.getLogger("workq")
@@ -83,4 +84,12 @@ def tell(hooks: Sequence[Hook], event: Event) -> None:
         try:
             hook(event)
         except BaseException:
-            logger.exception("the event hook %r failed on %r of task %d", hook, event.kind, event.id)
+            logger.exception("the event hook %s failed on %r of task %d", _name(hook), event.kind, event.id)
+
+
+def _name(hook: Hook) -> str:
+    """Not its repr, which may show what it was made with: a token, say."""
+    while isinstance(hook, partial):
+        hook = hook.func
+    named = hook if hasattr(hook, "__qualname__") else type(hook)
+    return f"{named.__module__}.{named.__qualname__}"

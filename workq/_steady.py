@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from workq._backoff import growing
 from workq._clock import Clock
-from workq._describe import one_line
+from workq._describe import frames_of, one_line
 from workq._health import Success
 from workq.dialect import Busy, Interrupted, Unreachable
 
@@ -68,6 +68,6 @@ class Steady:
             "%s failed and is tried again: %s",
             self.name,
             one_line(error) if cause is error else f"{error}: {one_line(cause)}",
-            exc_info=None if expected or quiet else error,
+            exc_info=None if expected or quiet else frames_of(error),
         )
         return pause
