@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from conftest import Servers
+from servers import Servers
 
 BENCH = Path(__file__).parents[1] / "bench"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -15,6 +16,7 @@ NUMBERS = [f"F{number:02}" for number in range(1, 63)]
 SECTION = "## Failures of others"
 
 
+@cache
 def named_by() -> dict[str, list[str]]:
     """The tests whose docstrings name each of them."""
     found: defaultdict[str, list[str]] = defaultdict(list)

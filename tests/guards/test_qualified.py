@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 from pglast import parse_sql, visitors
@@ -73,7 +73,7 @@ def constants(value: object, name: str) -> Iterator[tuple[str, str]]:
         case Statement():
             yield from ((name, text) for text in (value.page, value.text) if text)
         case tuple():
-            for place, item in enumerate(value):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+            for place, item in enumerate(cast("tuple[object, ...]", value)):
                 yield from constants(item, f"{name} {place}")
         case _:
             pass

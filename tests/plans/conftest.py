@@ -8,8 +8,8 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from conftest import SOURCES, Servers
 from plans.explain import MILLION, TABLES, File, Table, fill
+from servers import SOURCES, Servers
 from workq.dialect import names, postgres
 
 
