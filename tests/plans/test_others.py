@@ -60,12 +60,12 @@ def test_every_statement_is_looked_at() -> None:
     assert there == here | ELSEWHERE | OF_NO_TASK
 
 
-async def add_failed(table: Table) -> None:
+async def add_failed(table: Table, number: int = FAILED) -> None:
     """The last rows of all, with keys."""
     await table.conn.execute(
         f"insert into {table.sql.names.table} (queue, name, key, run_at, payload, failed_at, error) "
         f"select '', 'fails', 'key ' || n, now(), '1', now() - n * interval '1 ms', 'an error' "
-        f"from generate_series(1, {FAILED}) n"
+        f"from generate_series(1, {number}) n"
     )
 
 
@@ -138,3 +138,12 @@ def test_on_sqlite_they_take_as_many_steps_beside_any_number_of_others(files: di
         if size:
             steps.append(file.ticks(statement, file_params(name)))
     assert steps[-1] <= 1.2 * steps[0] + 5, steps
+
+
+@pytest.mark.parametrize("table", ["empty", "small", "million"], indirect=True)
+async def test_failed_tasks_are_found_by_their_index(table: Table) -> None:
+    """Though all of them, 2 % of the table, have higher ids than the others; and a page is ordered by the ids."""
+    await add_failed(table, 20 * FAILED)
+    await table.conn.execute(f"analyze {table.sql.names.table}")
+    for plan in await table.plans(table.sql.find_failed, {"after": 0, **NOTHING}):
+        assert plan.rows <= 40 * FAILED + LIMIT, plan
