@@ -52,8 +52,11 @@ def verdict(entry: Entry, row: Lease | None, *, within_lease: bool) -> Verdict:
     if row == lease:
         return "locked"
     if entry.held.completing:
-        # Gone or changed: complete(tx) was committed, unless the very next change was somebody else's claim; or, where
-        # the lease is over and the handler raised (its commit failed, say), any number of changes.
+        # A one-shot task that is still there was not completed, whatever became of it since.
+        if row is not None and entry.held.moves_to is None:
+            return "lost"
+        # Gone or, of a schedule, changed: complete(tx) was committed, unless the very next change was somebody else's
+        # claim; or, where the lease is over and the handler raised (its commit failed, say), any number of changes.
         taken = row is not None and row.version == lease.version + 1 and row.token != lease.token
         doubtful = not within_lease and not entry.held.committed
         return "lost" if taken or doubtful else "completed"

@@ -561,6 +561,41 @@ async def test_after_a_rollback_the_lease_lives_on(database: Database) -> None:
         assert runs.started == Counter([1])
 
 
+async def test_a_task_rolled_back_and_then_handed_back_elsewhere_is_told_lost(database: Database) -> None:
+    """F09, fence: a row that is still there was not completed, however often it changed meanwhile."""
+    async with story(database) as (queue, ledger, events), database.open() as other:
+        slow, fast = Runs(), Runs()
+
+        @workq.handler(CHARGE)
+        async def first(task: workq.Task[int]) -> None:
+            if slow.order:
+                return
+            async with database.caller() as app:
+                await ledger.write(app, 1)
+                await task.complete(app.tx)
+                await app.rollback()
+            await slow.hold("first")
+
+        @workq.handler(CHARGE)
+        async def second(task: workq.Task[int]) -> None:
+            await fast.hold("second")
+
+        elsewhere = Events()
+        id = await stored(queue, CHARGE, 1)
+        async with workq.Executor(queue, [first], workers=1, **QUICK):  # or it would take it over itself
+            await slow.until(lambda: "first" in slow.running)
+            await database.age(id, 100)
+            executor = workq.Executor(workq.Queue(other, on_event=[elsewhere]), [second], **QUICK)
+            async with executor:
+                await fast.until(lambda: "second" in fast.running)
+                await executor.stop(0)
+            assert elsewhere.kinds() == ["started", "released"]
+            slow.go.set()
+            await queue.wait(timeout=SOON)
+        assert await ledger.entries() == []
+    assert Counter(events.kinds()) == {"enqueued": 1, "started": 2, "lost": 1, "completed": 1}
+
+
 async def test_a_ticker_whose_payload_complete_refused_fails_with_that_reason(database: Database) -> None:
     async with story(database) as (queue, _, events):
 

@@ -49,17 +49,25 @@ def test_a_lost_reply_is_told_by_the_token_or_by_the_gap() -> None:
     assert verdict(entry(SUCCESS, unsure=True), None, within_lease=False) == "lost"
 
 
-@pytest.mark.parametrize("row", [None, LATER])
-def test_after_complete_a_row_that_is_gone_or_changed_is_completed(row: Lease | None) -> None:
-    assert verdict(entry(FAILED, completing=True), row, within_lease=True) == "completed"
-    assert verdict(entry(FAILED, completing=True, committed=True), row, within_lease=False) == "completed"
+def scheduled(ending: Ending, *, committed: bool = False) -> Entry:
+    made = entry(ending, completing=True, committed=committed)
+    made.held.moves_to = datetime(2026, 1, 2, tzinfo=UTC), "null"
+    return made
 
 
-def test_after_complete_the_next_claim_of_another_shows_that_it_rolled_back() -> None:
-    assert verdict(entry(FAILED, completing=True, committed=True), ANOTHER, within_lease=True) == "lost"
+def test_after_complete_a_row_that_is_gone_is_completed_and_one_that_is_there_is_not() -> None:
+    assert verdict(entry(FAILED, completing=True), None, within_lease=True) == "completed"
+    assert verdict(entry(FAILED, completing=True, committed=True), None, within_lease=False) == "completed"
+    assert verdict(entry(FAILED, completing=True), LATER, within_lease=True) == "lost"
 
 
-@pytest.mark.parametrize("row", [None, LATER])
-def test_after_complete_an_error_and_the_end_of_the_lease_nothing_is_believed(row: Lease | None) -> None:
+def test_after_complete_the_row_of_a_schedule_has_changed() -> None:
+    assert verdict(scheduled(FAILED), LATER, within_lease=True) == "completed"
+    assert verdict(scheduled(FAILED, committed=True), LATER, within_lease=False) == "completed"
+    assert verdict(scheduled(FAILED, committed=True), ANOTHER, within_lease=True) == "lost"
+
+
+def test_after_complete_an_error_and_the_end_of_the_lease_nothing_is_believed() -> None:
     """The commit failed, say, because the database was gone: others may have claimed, run and ended it meanwhile."""
-    assert verdict(entry(FAILED, completing=True), row, within_lease=False) == "lost"
+    assert verdict(entry(FAILED, completing=True), None, within_lease=False) == "lost"
+    assert verdict(scheduled(FAILED), LATER, within_lease=False) == "lost"
