@@ -149,6 +149,7 @@ async def test_each_mistake_in_a_statement_is_found(mistake: str, servers: Serve
     print(f"{mistake}: {found.value}")
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("level", LEVELS)
 async def test_no_order_of_four_steps_deceives_the_fence(level: str, servers: Servers) -> None:
     """F09, F13, F26, fence: every answer is the expected one, no loop waits for a lock, and none sees a deadlock."""
@@ -157,6 +158,7 @@ async def test_no_order_of_four_steps_deceives_the_fence(level: str, servers: Se
         await played(servers, story, all_orders(participants, 4, level), participants, level, level)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("level", LEVELS)
 async def test_no_order_of_six_steps_in_a_sample_deceives_the_fence(level: str, servers: Servers) -> None:
     for participants in (2, 3):
