@@ -57,7 +57,7 @@ class Shadow:
         return self.exists if what == "delete" else lease is not None and self.is_ours(lease)
 
     def changed(self, who: int, what: str) -> None:
-        """In an open transaction."""
+        """In an open transaction. What changed nothing ("") may hold the lock all the same."""
         assert not self.locked, "two transactions changed the same row"
         self.locked_by, self.pending = who, what
 
@@ -70,7 +70,7 @@ class Shadow:
             self.ends(lease, "complete")
         elif what == "delete":
             self.exists, self.owner = False, None
-        else:
+        elif what == "retry":
             self.failed, self.owner, self.alive = False, None, False
 
     def rolled_back(self, who: int) -> None:
