@@ -30,8 +30,6 @@ SLOW: Mapping[str, World] = {
     "leases run out, again and again": World(Left(claims=4)),
     "everything, two claims": World(Left(claims=2, users=1, replies=1, deaths=1, crashes=1)),
     "users, again and again": World(Left(claims=3, users=2)),
-    "replies and the server": World(Left(claims=3, replies=1, crashes=1)),
-    "a schedule, longer": World(Left(claims=3, users=1, crashes=1), scheduled=True),
     "complete(tx) and users": World(Left(claims=3, users=1), completes=True),
     "complete(tx) and the server": World(Left(claims=2, replies=1, crashes=1), completes=True),
 }
