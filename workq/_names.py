@@ -28,7 +28,7 @@ class Names:
         """Put the names into a statement: `{table}`, `{version_table}`, `{schema}`, `{bare}`, `{index:suffix}`."""
         text = text.replace("{table}", self.table).replace("{version_table}", self.version_table)
         text = text.replace("{schema}", self.schema).replace("{bare}", quote(self.bare))
-        for suffix in ("due", "key", "scheduled", "failed"):
+        for suffix in ("due", "key", "scheduled", "failed", "failed_id"):
             text = text.replace(f"{{index:{suffix}}}", quote(f"{self.bare}_{suffix}"))
         return text
 

@@ -76,7 +76,7 @@ def test_a_name_stands_in_statements_only_inside_quotes(statements: Any) -> None
     assert any("zz" in text for text in every)
     for text in every:
         left = text
-        for suffix in ("_version", "_due", "_key", "_scheduled", "_failed", ""):
+        for suffix in ("_version", "_due", "_key", "_scheduled", "_failed", "_failed_id", ""):
             left = left.replace(quote(f"tab\"le'zz{suffix}"), "")
         left = left.replace(quote("sch\"ema'zz"), "")
         assert "zz" not in left

@@ -58,6 +58,8 @@ create unique index {index:key} on {table} (queue, name, key)
     # Null keys would be distinct, and one schedule would have many rows.
     "create unique index {index:scheduled} on {table} (queue, name, coalesce(key, '')) where scheduled",
     "create index {index:failed} on {table} (failed_at, id) where failed_at is not null",
+    # For pages of failed tasks: by the primary key alone a page may walk a million others.
+    "create index {index:failed_id} on {table} (id) where failed_at is not null",
 )
 
 MAKE_SCHEMA = "create schema if not exists {schema}"
@@ -385,16 +387,17 @@ update {table} t
        locked_by = null, locked_until = null, version = t.version + 1
  where t.failed_at is not null
    and t.id = any(array(
-     select f.id
-       from (select o.id, o.scheduled or o.key is null
-                          or row_number() over (partition by o.queue, o.name, o.key, o.scheduled order by o.id) = 1
-                          as first
-               from {table} o
-              where o.failed_at is not null
-                and ($1::text is null or o.name = $1) and ($2::text is null or o.queue = $2)
-                and ($3::text is null or o.error ilike $3)) ranked
-       join {table} f using (id)
-      where ranked.first
+     select f.id from {table} f
+      where f.id = any(array(
+        select ranked.id
+          from (select o.id, o.scheduled or o.key is null
+                             or row_number() over (partition by o.queue, o.name, o.key, o.scheduled order by o.id) = 1
+                             as first
+                  from {table} o
+                 where o.failed_at is not null
+                   and ($1::text is null or o.name = $1) and ($2::text is null or o.queue = $2)
+                   and ($3::text is null or o.error ilike $3)) ranked
+         where ranked.first))
         and f.failed_at is not null
         and (f.scheduled or f.key is null or not exists (
              select from {table} o

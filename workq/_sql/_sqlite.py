@@ -48,6 +48,7 @@ create unique index {schema}.{index:key} on {bare} (queue, name, key)
     # Null keys would be distinct, and one schedule would have many rows.
     "create unique index {schema}.{index:scheduled} on {bare} (queue, name, coalesce(key, '')) where scheduled",
     "create index {schema}.{index:failed} on {bare} (failed_at, id) where failed_at is not null",
+    "create index {schema}.{index:failed_id} on {bare} (id) where failed_at is not null",
 )
 
 MIGRATIONS = (VERSION_1,)
