@@ -88,14 +88,26 @@ class Node:
         """SIGCONT."""
         self._process.send_signal(signal.SIGCONT)
 
+    def terminate(self, timeout: float) -> int:
+        """SIGTERM, and the exit code."""
+        self._process.terminate()
+        return self._process.wait(timeout)
+
+    def wait(self, timeout: float) -> int:
+        """The exit code, once it has ended by itself."""
+        return self._process.wait(timeout)
+
+    def printed(self) -> str:
+        """All that it printed so far."""
+        return self._output.read_text()
+
     async def end(self, timeout: float = SOON) -> str:
         """Ask it to end well, and return all that it printed."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         code = await asyncio.to_thread(self._process.wait, timeout)
-        printed = self._output.read_text()
-        assert code == 0, printed
-        return printed
+        assert code == 0, self.printed()
+        return self.printed()
 
     def remove(self) -> None:
         """Leave nothing, however the test ended."""

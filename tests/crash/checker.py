@@ -1,0 +1,318 @@
+"""Compares the journal of a run with the table that is left: which promises were kept, and how long things took.
+
+Pure: lines and rows in, findings out. Only what is certain counts as a violation: a lease is taken to have begun when
+the statement was sent that was answered, a run to have begun when it said so.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from crash.journal import Line
+
+FORGETFUL = 0.6
+"""Seconds of claims and beats that a crash of the database server may undo."""
+BACK_AGAIN = 5.0
+CLOCKS = 0.05
+"""Seconds that two readings of clocks may differ by."""
+TICK = "tick"
+"""The token of a schedule's runs."""
+
+
+class Row(NamedTuple):
+    """What is left of a task in the table."""
+
+    id: int
+    token: str
+    name: str
+    failed: bool
+    scheduled: bool
+
+
+class Settings(NamedTuple):
+    """What the nodes of the run were told."""
+
+    lease: float = 1.5
+    poll: float = 0.2
+    stop: float = 1.0
+    interval: float = 0.5
+    schedules: int = 1
+
+
+@dataclass
+class Findings:
+    """Sentences about each promise that was broken, and the seconds of those that have a bound."""
+
+    violations: dict[str, list[str]] = field(default_factory=dict)
+    times: dict[str, list[float]] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def broken(self) -> list[str]:
+        """All of them, with the promise's name."""
+        return [f"{promise}: {text}" for promise, texts in self.violations.items() for text in texts]
+
+
+@dataclass
+class Run:
+    """From a start to what ended it, as far as the process could write that down."""
+
+    id: int
+    token: str
+    name: str
+    pid: int
+    begun: float
+    over: float = math.inf
+    how: str = ""
+    """end, raised, cancelled or lost; empty: nothing more was heard of it."""
+
+
+class Hold(NamedTuple):
+    """A lease that the database granted or extended: alive until sent + lease, at least."""
+
+    id: int
+    pid: int
+    sent: float
+    received: float
+
+
+class Story:
+    """The lines, put in order."""
+
+    def __init__(self, lines: Iterable[Line]) -> None:
+        self.lines = sorted(lines, key=lambda line: line.at)
+        self.by_what: defaultdict[str, list[Line]] = defaultdict(list)
+        for line in self.lines:
+            self.by_what[line.what].append(line)
+        self.runs = list(self._runs())
+        self.runs_of: defaultdict[int, list[Run]] = defaultdict(list)
+        for run in self.runs:
+            self.runs_of[run.id].append(run)
+        self.token_of = {run.id: run.token for run in self.runs}
+        self.crashes = list(self._windows("crashing", "up"))
+        self.outages = list(self._windows("down", "up"))
+        self.holds: defaultdict[tuple[int, int], list[Hold]] = defaultdict(list)
+        for line in self.by_what["claimed"] + self.by_what["beat"]:
+            hold = Hold(line.id, line.pid, line.at, float(line.note))
+            if not self.forgotten(hold.sent, hold.received):
+                self.holds[hold.pid, hold.id].append(hold)
+
+    def tokens(self, *whats: str) -> set[str]:
+        """Of all lines of these kinds."""
+        return {line.token for what in whats for line in self.by_what[what]}
+
+    def forgotten(self, since: float, until: float) -> bool:
+        """Might a crash of the server have undone a claim or a beat of that time?"""
+        return any(since < up and until > crashed - FORGETFUL for crashed, up in self.crashes)
+
+    def _windows(self, begin: str, end: str) -> Iterator[tuple[float, float]]:
+        ends = [line.at for line in self.by_what[end]]
+        for line in self.by_what[begin]:
+            yield line.at, next((at for at in ends if at > line.at), math.inf)
+
+    def _runs(self) -> Iterator[Run]:
+        open: dict[tuple[int, int], Run] = {}
+        for line in self.lines:
+            place = line.pid, line.id
+            if line.what == "start":
+                name = line.note.split()[-1]
+                open[place] = run = Run(line.id, line.token, name, line.pid, line.at)
+                yield run
+            elif line.what in ("end", "raised", "cancelled", "lost") and place in open:
+                run = open.pop(place)
+                run.over, run.how = line.at, line.what
+
+
+def check(lines: Iterable[Line], rows: Sequence[Row], ledger: Sequence[str], settings: Settings) -> Findings:
+    """Check every promise. `rows`: the table when all was done; `ledger`: the tokens in the application's own table."""
+    story, findings = Story(lines), Findings()
+    for promise, texts in {
+        "no loss": lost(story, rows, ledger),
+        "no trace": traces(story, rows, ledger),
+        "fence": accepted_twice(story, rows, ledger),
+        "one holder": second_holders(story, settings),
+        "one schedule": wrong_schedules(story, rows, settings),
+        "same value": other_values(story, rows),
+        "isolation": wrongly_failed(rows),
+    }.items():
+        findings.violations[promise] = list(texts)
+    for promise, measured, limit in (
+        # An executor that saw a stall takes nothing over for one beat interval (PROTOCOL: "later by that much then").
+        ("takeover", takeovers(story, settings), settings.lease * 4 / 3 + settings.poll + 1),
+        ("clean stop", stops(story), settings.stop + 1),
+        ("back again", returns(story), BACK_AGAIN),
+    ):
+        measured = list(measured)
+        findings.times[promise] = [seconds for seconds, _ in measured]
+        findings.violations[promise] = [f"{text}: {seconds:.2f} s" for seconds, text in measured if seconds > limit]
+    findings.violations["clean stop"] += [
+        f"process {line.pid} ended with {line.note}" for line in story.by_what["exited"] if line.note != "0"
+    ]
+    findings.counts.update({what: len(found) for what, found in story.by_what.items()})
+    return findings
+
+
+def lost(story: Story, rows: Sequence[Row], ledger: Sequence[str]) -> Iterator[str]:
+    """no loss: what was acknowledged has ended, or is there still (failed, or a caller deleted it)."""
+    there = {row.token for row in rows}
+    waiting = [row for row in rows if not row.failed and not row.scheduled]
+    paid = set(ledger)
+    completed = {story.token_of.get(line.id, "?") for line in story.by_what["completed"]}
+    perhaps = {run.token for run in story.runs if run.how == "end" and _may_have_ended(story, run)}
+    pays = {run.token for run in story.runs if run.name == "pay"}
+    ended = (completed | perhaps) - pays | paid
+    for token in sorted(story.tokens("acked") - there - ended - story.tokens("deleting")):
+        yield f"{token} was acknowledged, and is gone without having ended"
+    for token in sorted(pays & completed - paid - story.tokens("deleting")):
+        yield f"{token} is said to be completed, and what its transaction wrote is not there"
+    for row in waiting:
+        yield f"{row.token} ({row.name}, id {row.id}) was still waiting when everything should have been done"
+
+
+def _may_have_ended(story: Story, run: Run) -> bool:
+    """Its handler returned; the end may have been written and not been heard of."""
+    killed = any(line.pid == run.pid for line in story.by_what["killed"])
+    return killed or bool(story.outages or story.by_what["disturbed"])
+
+
+def traces(story: Story, rows: Sequence[Row], ledger: Sequence[str]) -> Iterator[str]:
+    """no trace: nothing exists whose commit was never sent, or that was refused, or whose deletion was answered."""
+    possible = story.tokens("sent") - story.tokens("refused") | {TICK}
+    seen = {run.token for run in story.runs} | {row.token for row in rows if not row.scheduled} | {*ledger}
+    for token in sorted(seen - possible):
+        yield f"{token} was never committed, and is there"
+    for token in sorted(story.tokens("deleted") & {row.token for row in rows}):
+        yield f"{token} was deleted, and is there"
+
+
+def accepted_twice(story: Story, rows: Sequence[Row], ledger: Sequence[str]) -> Iterator[str]:
+    """fence: one accepted end for each claim."""
+    for token, times in Counter(ledger).items():
+        if times > 1:
+            yield f"{token} is in the ledger {times} times"
+    for token in sorted({*ledger} & {row.token for row in rows}):
+        yield f"{token} is in the ledger, and was not completed with it"
+    # A claim that the crash undid ends unsurely: its row is gone, because another completed it.
+    unsure = {run.id for run in story.runs if story.forgotten(run.begun, run.over)}
+    completed = Counter(line.id for line in story.by_what["completed"] if story.token_of.get(line.id) != TICK)
+    for id, times in completed.items():
+        if times > 1 and id not in unsure:
+            yield f"{story.token_of.get(id)} (id {id}) was completed {times} times"
+    for (id, attempt), times in Counter((line.id, line.note) for line in story.by_what["failed"]).items():
+        if times > 1 and story.token_of.get(id) != TICK:
+            yield f"attempt {attempt} of {story.token_of.get(id)} (id {id}) failed {times} times"
+
+
+def second_holders(story: Story, settings: Settings) -> Iterator[str]:
+    """one holder: no second start while the first one runs and its lease is alive."""
+    for id, runs in story.runs_of.items():
+        for at, run in enumerate(runs):
+            for second in runs[at + 1 :]:
+                until = _alive_until(story, run, second.begun, settings.lease)
+                if second.begun < min(run.over, until - CLOCKS):
+                    yield (
+                        f"{run.token} (id {id}) was started by {second.pid} at {second.begun:.3f} while {run.pid} "
+                        f"ran it since {run.begun:.3f}, with a lease until {until:.3f} at least"
+                    )
+
+
+def _alive_until(story: Story, run: Run, before: float, lease: float) -> float:
+    sent = [hold.sent for hold in story.holds[run.pid, run.id] if hold.received < before]
+    return max(sent, default=-math.inf) + lease
+
+
+def takeovers(story: Story, settings: Settings) -> Iterator[tuple[float, str]]:
+    """takeover: from the death of a node to the start elsewhere of each task that it held."""
+    claims: defaultdict[int, list[Line]] = defaultdict(list)
+    for line in story.by_what["claimed"]:
+        claims[line.id].append(line)
+    gone = {line.id for what in ("deleting", "deleted") for line in story.by_what[what]}
+    settled = defaultdict[tuple[int, int], list[float]](list)
+    for what in ("completed", "failed", "released", "end", "raised", "cancelled", "lost"):
+        for line in story.by_what[what]:
+            settled[line.pid, line.id].append(line.at)
+    removed = {line.pid: line.at for what in ("killed", "terminated", "frozen") for line in story.by_what[what]}
+    for death in story.by_what["killed"]:
+        for id, lines in claims.items():
+            if id in gone or len({line.pid for line in lines if line.at < death.at and line.pid in removed}) > 2:
+                continue  # from the third vanished holder on, such tasks run one at a time
+            mine = [line for line in lines if line.at < death.at]
+            if not mine or mine[-1].pid != death.pid:
+                continue
+            if any(at > mine[-1].at for at in settled[death.pid, id]):
+                continue
+            heir = next((line for line in lines if line.at > death.at), None)
+            if heir is None or any(down < heir.at and up > death.at for down, up in story.outages):
+                continue
+            start = next((run for run in story.runs_of[id] if run.begun > heir.at), None)
+            if start is None or start.pid != heir.pid or stood_still(story, heir.pid, heir.at, start.begun):
+                continue
+            yield start.begun - death.at, f"{start.token} (id {id}) of {death.pid}, killed, started in {start.pid}"
+
+
+def stood_still(story: Story, pid: int, since: float, until: float) -> bool:
+    """Was the process frozen in that time?"""
+    thaws = [line.at for line in story.by_what["thawed"] if line.pid == pid]
+    return any(
+        line.pid == pid and line.at < until and next((at for at in thaws if at > line.at), math.inf) > since
+        for line in story.by_what["frozen"]
+    )
+
+
+def stops(story: Story) -> Iterator[tuple[float, str]]:
+    """clean stop: from SIGTERM to the end of the process, or, where the database was away, to the end of stop()."""
+    for asked in story.by_what["terminated"]:
+        what = "exited"
+        if any(down < asked.at + 10 and up > asked.at for down, up in story.outages):
+            what = "stopped"  # leaving connect() has a second of its own then
+        ended = next((line.at for line in story.by_what[what] if line.pid == asked.pid), math.inf)
+        yield ended - asked.at, f"process {asked.pid}, SIGTERM"
+
+
+def returns(story: Story) -> Iterator[tuple[float, str]]:
+    """back again: from the database's return to the first completed task, where there was one to complete."""
+    completed = [line.at for line in story.by_what["completed"]]
+    for line in story.by_what["up"]:
+        at = bisect_right(completed, line.at)
+        if at < len(completed):
+            yield completed[at] - line.at, "the first task after the database's return"
+
+
+def wrong_schedules(story: Story, rows: Sequence[Row], settings: Settings) -> Iterator[str]:
+    """one schedule: one row, and after an accepted run the next one not before its time."""
+    there = sum(row.scheduled for row in rows)
+    if there != settings.schedules:
+        yield f"{there} rows for {settings.schedules} schedules"
+    ticks = [run for run in story.runs if run.token == TICK]
+    for run, following in zip(ticks, ticks[1:], strict=False):
+        accepted = [line for line in story.by_what["completed"] if line.id == run.id and line.pid == run.pid]
+        if run.how != "end" or not any(run.over <= line.at < following.begun for line in accepted):
+            continue
+        # The end counts from the database's time at the claim, and the seconds since its reply came.
+        hold = max((hold for hold in story.holds[run.pid, run.id] if hold.received <= run.begun), default=None)
+        if hold is None:
+            continue
+        earliest = run.over + settings.interval - (hold.received - hold.sent) - CLOCKS
+        if following.begun < earliest:
+            yield f"a tick came {following.begun - run.over:.3f} s after one that was accepted"
+
+
+def other_values(story: Story, rows: Sequence[Row]) -> Iterator[str]:
+    """same value: each id comes back with the payload that was stored under it."""
+    stored = {line.id: line.token for line in story.by_what["acked"] if line.id}
+    came = [(run.id, run.token) for run in story.runs] + [(row.id, row.token) for row in rows]
+    for id, token in came:
+        if stored.get(id, token) != token:
+            yield f"task {id} holds {token}, and {stored[id]} was stored"
+
+
+def wrongly_failed(rows: Sequence[Row]) -> Iterator[str]:
+    """isolation: only those fail that raise."""
+    for row in rows:
+        if row.failed and row.name != "broken":
+            yield f"{row.token} ({row.name}, id {row.id}) failed"
