@@ -96,6 +96,10 @@ class Story:
         self.token_of = {run.id: run.token for run in self.runs}
         self.crashes = list(self._windows("crashing", "up"))
         self.outages = list(self._windows("down", "up"))
+        self.frozen = list(self._windows("frozen", "thawed"))
+        self.given_back: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
+        for line in self.by_what["released"]:
+            self.given_back[line.pid, line.id].append(line.at)
         self.holds: defaultdict[tuple[int, int], list[Hold]] = defaultdict(list)
         for line in self.by_what["claimed"] + self.by_what["beat"]:
             hold = Hold(line.id, line.pid, line.at, float(line.note))
@@ -109,6 +113,10 @@ class Story:
     def forgotten(self, since: float, until: float) -> bool:
         """Might a crash of the server have undone a claim or a beat of that time?"""
         return any(since < up and until > crashed - FORGETFUL for crashed, up in self.crashes)
+
+    def was_quiet(self, since: float, until: float) -> bool:
+        """Was the database away, or a process frozen (which may hold SQLite's writer), in that time?"""
+        return any(begin < until and end > since for begin, end in (*self.outages, *self.frozen))
 
     def _windows(self, begin: str, end: str) -> Iterator[tuple[float, float]]:
         ends = [line.at for line in self.by_what[end]]
@@ -222,54 +230,63 @@ def second_holders(story: Story, settings: Settings) -> Iterator[str]:
 
 
 def _alive_until(story: Story, run: Run, before: float, lease: float) -> float:
-    sent = [hold.sent for hold in story.holds[run.pid, run.id] if hold.received < before]
+    # It may have handed back a claim of later; what it told of that may come a moment after others knew.
+    given_back = max((at for at in story.given_back[run.pid, run.id] if at < before + 5), default=-math.inf)
+    sent = [hold.sent for hold in story.holds[run.pid, run.id] if given_back < hold.sent and hold.received < before]
     return max(sent, default=-math.inf) + lease
 
 
 def takeovers(story: Story, settings: Settings) -> Iterator[tuple[float, str]]:
-    """takeover: from the death of a node to the start elsewhere of each task that it held."""
-    claims: defaultdict[int, list[Line]] = defaultdict(list)
-    for line in story.by_what["claimed"]:
-        claims[line.id].append(line)
-    gone = {line.id for what in ("deleting", "deleted") for line in story.by_what[what]}
+    """takeover: from the death of a node to the start elsewhere of each task that it held.
+
+    Counted from where somebody is there to take over. Left out: what had ended, or a caller deleted; where the heir
+    died in its turn, or somebody stood still, or the database was away; and suspects, which run one at a time.
+    """
+    nodes = Nodes(story)
     settled = defaultdict[tuple[int, int], list[float]](list)
     for what in ("completed", "failed", "released", "end", "raised", "cancelled", "lost"):
         for line in story.by_what[what]:
             settled[line.pid, line.id].append(line.at)
-    removed = {line.pid: line.at for what in ("killed", "terminated", "frozen") for line in story.by_what[what]}
+    claims: defaultdict[int, list[Line]] = defaultdict(list)
+    for line in story.by_what["claimed"]:
+        claims[line.id].append(line)
+    deleted = {line.id for line in story.by_what["deleting"]}
     for death in story.by_what["killed"]:
         for id, lines in claims.items():
-            if id in gone or len({line.pid for line in lines if line.at < death.at and line.pid in removed}) > 2:
-                continue  # from the third vanished holder on, such tasks run one at a time
-            mine = [line for line in lines if line.at < death.at]
-            if not mine or mine[-1].pid != death.pid:
+            before = [line for line in lines if line.at < death.at]
+            vanished = {line.pid for line in before if line.pid in nodes.gone_at}
+            if not before or before[-1].pid != death.pid or id in deleted or len(vanished) > 2:
                 continue
-            if any(at > mine[-1].at for at in settled[death.pid, id]):
+            if any(at > before[-1].at for at in settled[death.pid, id]):
                 continue
+            start = next((run for run in story.runs_of[id] if run.begun > death.at), None)
             heir = next((line for line in lines if line.at > death.at), None)
-            if heir is None or any(down < heir.at and up > death.at for down, up in story.outages):
+            if start is None or heir is None or start.pid != heir.pid or story.was_quiet(death.at, start.begun):
                 continue
-            start = next((run for run in story.runs_of[id] if run.begun > heir.at), None)
-            if start is None or start.pid != heir.pid or stood_still(story, heir.pid, heir.at, start.begun):
-                continue
-            yield start.begun - death.at, f"{start.token} (id {id}) of {death.pid}, killed, started in {start.pid}"
+            since = max(death.at, nodes.first_alive(start.begun))
+            yield start.begun - since, f"{start.token} (id {id}) of {death.pid}, killed, started in {start.pid}"
 
 
-def stood_still(story: Story, pid: int, since: float, until: float) -> bool:
-    """Was the process frozen in that time?"""
-    thaws = [line.at for line in story.by_what["thawed"] if line.pid == pid]
-    return any(
-        line.pid == pid and line.at < until and next((at for at in thaws if at > line.at), math.inf) > since
-        for line in story.by_what["frozen"]
-    )
+class Nodes:
+    """When each node was there."""
+
+    def __init__(self, story: Story) -> None:
+        self._there_at: dict[int, float] = {}
+        for line in story.by_what["claimed"] + story.by_what["ready"]:
+            if line.note != "producer":
+                self._there_at[line.pid] = min(line.at, self._there_at.get(line.pid, math.inf))
+        self.gone_at = {line.pid: line.at for what in ("killed", "terminated") for line in story.by_what[what]}
+
+    def first_alive(self, until: float) -> float:
+        """Since when one was there that still is at this time."""
+        return min(at for pid, at in self._there_at.items() if self.gone_at.get(pid, math.inf) >= until)
 
 
 def stops(story: Story) -> Iterator[tuple[float, str]]:
     """clean stop: from SIGTERM to the end of the process, or, where the database was away, to the end of stop()."""
     for asked in story.by_what["terminated"]:
-        what = "exited"
-        if any(down < asked.at + 10 and up > asked.at for down, up in story.outages):
-            what = "stopped"  # leaving connect() has a second of its own then
+        # Where connections hang, leaving connect() has a second of its own after that.
+        what = "stopped" if story.outages or story.by_what["disturbed"] else "exited"
         ended = next((line.at for line in story.by_what[what] if line.pid == asked.pid), math.inf)
         yield ended - asked.at, f"process {asked.pid}, SIGTERM"
 

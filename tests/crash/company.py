@@ -70,6 +70,11 @@ class Company:
         pids = {node.pid for node in nodes}
         await self.until(lambda: pids <= {line.pid for line in self.journal.lines() if line.what == "ready"})
 
+    def running(self) -> list[Node]:
+        """The nodes whose executors run."""
+        ready = {line.pid for line in self.journal.lines() if line.what == "ready"}
+        return [node for node in self.nodes if node.pid in ready]
+
     async def kill(self, node: Node) -> None:
         """kill -9: nothing of it runs any more when this returns."""
         (self.nodes if node in self.nodes else self.producers).remove(node)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import workq
 from crash import app
 from crash.checker import Findings, Row, Settings, check
-from crash.company import PATIENCE, Company, company_on
+from crash.company import PATIENCE, Company, Option, company_on
+from faults.nodes import Node
+from faults.proxy import Proxy, proxy_to
 from records import record
 from support import eventually
 from workq.testing._server import Server
@@ -30,29 +31,53 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Plan:
+    """How much of everything."""
+
+    tasks: int = 300
+    seconds: float = 4.0
+    """How long the producers take: the time to break things in."""
+    nodes: int = 3
+    producers: int = 2
+    settings: Settings = Settings()
+    options: Mapping[str, Option] = field(default_factory=dict)
+    """Of both programs."""
+
+
+@dataclass
 class Scene:
     """What a story has in its hands."""
 
     company: Company
     place: Place
     random: Random
-    seconds: float
-    """How long the producers take: the time to break things in."""
-    urls: tuple[str, ...] = ()
-    """For the nodes, one after the other; none: the place's."""
+    plan: Plan
+    through: str | None = None
+    """The URL through the proxy, where there is one. All but one node and one producer use it."""
+    proxy: Proxy | None = None
+    _made: int = 0
+
+    def node(self) -> Node:
+        """Begin one more node."""
+        lease, poll, stop, interval, _ = self.plan.settings
+        self._made += 1
+        url = None if self._made == 1 else self.through
+        return self.company.node(url, lease=lease, poll=poll, stop=stop, interval=interval)
+
+    def producer(self, name: str, tasks: int, url: str | None = None) -> Node:
+        """Begin one more producer."""
+        seed, seconds = self.random.getrandbits(30), self.plan.seconds
+        return self.company.producer(name, url, tasks=tasks, seconds=seconds, seed=seed)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How much of everything."""
+class Story:
+    """What is done to whom."""
 
-    tasks: int = 300
-    seconds: float = 5.0
-    nodes: int = 3
-    producers: int = 2
-    settings: Settings = Settings()
-    options: tuple[tuple[str, Any], ...] = ()
-    """Of both programs."""
+    name: str
+    fault: Callable[[Scene], Awaitable[None]]
+    on: tuple[str, ...] = ("SQLite", "PostgreSQL")
+    proxied: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,55 +93,43 @@ class Played:
     printed: str
 
 
-Fault = Callable[[Scene], Awaitable[None]]
-
-
-async def play(name: str, fault: Fault, place: Place, folder: Path, seed: int, plan: Plan) -> Played:
+async def play(story: Story, place: Place, folder: Path, seed: int, plan: Plan) -> Played:
     """One run. The story's own errors are raised; broken promises are in the findings."""
     began = time.monotonic()
     database = await version(place)
     async with workq.connect(place.url, schema=place.schema) as db:
         await workq.Queue(db).migrate()
     await app.make_ledger(place.url, place.schema)
-    with company_on(place.url, folder, schema=place.schema, **dict(plan.options)) as company:
-        scene = Scene(company, place, Random(seed), plan.seconds)
-        await begin(scene, plan)
-        await fault(scene)
-        await end(scene, plan)
+    async with AsyncExitStack() as stack:
+        company = stack.enter_context(company_on(place.url, folder, schema=place.schema, **plan.options))
+        scene = Scene(company, place, Random(seed), plan)
+        if story.proxied:
+            scene.proxy, scene.through = await stack.enter_async_context(proxy_to(place.url))
+        await begin(scene)
+        await story.fault(scene)
+        await end(scene)
         rows, ledger = await left(place)
         lines = company.journal.lines()
         printed = company.printed()
     findings = check(lines, rows, ledger, plan.settings)
     tasks = sum(line.what == "acked" for line in lines)
-    played = Played(name, database, seed, tasks, time.monotonic() - began, findings, printed)
+    played = Played(story.name, database, seed, tasks, time.monotonic() - began, findings, printed)
     tell(played)
     return played
 
 
-async def begin(scene: Scene, plan: Plan) -> None:
+async def begin(scene: Scene) -> None:
     """Begin the nodes, and the producers as soon as those run."""
-    company = scene.company
-    for _ in range(plan.nodes):
-        add_node(scene, plan)
-    await company.ready(*company.nodes)
+    plan = scene.plan
+    await scene.company.ready(*[scene.node() for _ in range(plan.nodes)])
     for number in range(plan.producers):
-        company.producer(
-            f"p{number}", tasks=plan.tasks // plan.producers, seconds=plan.seconds, seed=scene.random.getrandbits(30)
-        )
+        scene.producer(f"p{number}", plan.tasks // plan.producers, None if number == 0 else scene.through)
 
 
-def add_node(scene: Scene, plan: Plan = Plan()) -> None:
-    """One more, as the plan has them."""
-    settings = plan.settings
-    scene.company.node(lease=settings.lease, poll=settings.poll, stop=settings.stop, interval=settings.interval)
-
-
-async def end(scene: Scene, plan: Plan) -> None:
+async def end(scene: Scene) -> None:
     """Wait until all is produced and done, and let everybody end well."""
     company, place = scene.company, scene.place
     await company.produced()
-    if not company.nodes:
-        add_node(scene, plan)
     with suppress(TimeoutError):  # what is left then is found by the checker
         await eventually(lambda: is_idle(place), PATIENCE)
     await company.ready(*company.nodes)

@@ -1,6 +1,6 @@
 """A process that enqueues tasks in every way there is, and writes down which of them it may count on.
 
-It goes on through whatever the database does to it, and ends when it has tried them all. Run by `crash.company`.
+It goes on through whatever the database does to it, and ends when enough were acknowledged. Run by `crash.company`.
 """
 
 from __future__ import annotations
@@ -48,12 +48,11 @@ class Producer:
             except Exception as error:  # what was not acknowledged is not counted on
                 logging.info("%r", error)
                 await self._disconnect()
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.1)
             await asyncio.sleep(began + seconds * (1 - self._left / all) - time.monotonic())
         await self._disconnect()
 
     def _token(self) -> str:
-        self._left -= 1
         self._number += 1
         return f"{self._name}-{self._number}"
 
@@ -68,6 +67,7 @@ class Producer:
     async def _answered(self, ids: Iterable[tuple[str, int | None]]) -> None:
         for token, id in ids:
             self._pen.note("refused" if id is None else "acked", token, id or 0)
+            self._left -= id is not None
         await self._pen.sure()
 
     async def at_once(self) -> None:
@@ -140,7 +140,7 @@ class Producer:
 async def main(args: argparse.Namespace) -> None:
     pen = Pen(args.folder)
     async with workq.connect(args.url, schema=args.schema, listen=not args.no_listen) as db:
-        pen.note("ready")
+        pen.note("ready", note="producer")
         await Producer(args, workq.Queue(db), pen).produce(args.seconds)
     pen.note("stopped")
 

@@ -165,15 +165,27 @@ def test_leases_of_the_moment_before_a_crash_of_the_server_are_not_counted_on() 
 
 
 def test_takeovers_are_measured_from_the_death_and_one_that_comes_too_late_is_told() -> None:
-    dead = [*enqueued(1), *begun(2), line("killed", 2.5)]
+    dead = [*enqueued(1), line("ready", 1, OTHER, token="-", id=0), *begun(2), line("killed", 2.5)]
     findings = found([*dead, *begun(4, OTHER), *ended(5, OTHER)])
     assert findings.times["takeover"] == [pytest.approx(1.52)]
     assert findings.broken == []
     assert broken([*dead, *begun(6, OTHER), *ended(7, OTHER)]) == ["takeover"]
 
 
+def test_a_takeover_begins_when_somebody_is_there() -> None:
+    alone = [*enqueued(1), *begun(2), line("killed", 2.5), line("ready", 5, OTHER, token="-", id=0)]
+    assert found([*alone, *begun(6, OTHER), *ended(7, OTHER)]).times["takeover"] == [pytest.approx(1.02)]
+
+
+def test_a_lease_that_was_handed_back_is_over() -> None:
+    back = [*enqueued(1), *begun(2), claimed(4), line("released", 4.1), *begun(4.2, OTHER), *ended(5, OTHER)]
+    assert broken(back) == []
+    assert broken([*enqueued(1), *begun(2), claimed(4), *begun(4.2, OTHER), *ended(5, OTHER)]) == ["one holder"]
+
+
 def test_what_was_claimed_and_not_begun_is_taken_over_too() -> None:
-    findings = found([*enqueued(1), claimed(2), line("killed", 2.5), *begun(4, OTHER), *ended(5, OTHER)])
+    heir = line("ready", 1, OTHER, token="-", id=0)
+    findings = found([*enqueued(1), heir, claimed(2), line("killed", 2.5), *begun(4, OTHER), *ended(5, OTHER)])
     assert findings.times["takeover"] == [pytest.approx(1.52)]
 
 
@@ -188,7 +200,8 @@ def test_what_had_ended_or_whose_heir_died_or_stood_still_is_no_takeover() -> No
     ]
     assert found(ended_before).times["takeover"] == []
     heir = [*enqueued(1), *begun(2), line("killed", 2.5), claimed(4, OTHER)]
-    dead_heir = [*heir, line("killed", 4.1, OTHER), *begun(6, 4), *ended(6.1, 4)]
+    third = line("ready", 1, 4, token="-", id=0)
+    dead_heir = [*heir, third, line("killed", 4.1, OTHER), *begun(6, 4), *ended(6.1, 4)]
     assert found(dead_heir).times["takeover"] == [pytest.approx(1.92)]
     frozen_heir = [*heir, line("frozen", 4.005, OTHER), line("thawed", 9, OTHER)]
     assert found([*frozen_heir, line("start", 9.1, OTHER, "1 fast"), *ended(9.2, OTHER)]).times["takeover"] == []

@@ -17,6 +17,14 @@ class Link:
         """What the client sent so far."""
         self.lost = False
         """From now on every byte vanishes, in both directions, and neither end is told."""
+        self.mute = False
+        """Only what the client sends vanishes."""
+        self.deaf = False
+        """Only what the server sends vanishes: statements are carried out, and their replies are lost."""
+
+    def loses(self, said: bool) -> bool:
+        """Does what the client (or else the server) sends vanish?"""
+        return self.lost or (self.mute if said else self.deaf)
 
     def cut(self) -> None:
         """Reset it, at both ends."""
@@ -77,10 +85,10 @@ class Proxy:
                     link.said += piece
                 if self.delay:
                     await asyncio.sleep(self.delay)
-                if not link.lost:
+                if not link.loses(said):
                     to.write(piece)
                     await to.drain()
-        if not link.lost:
+        if not link.loses(said):
             to.close()
 
 
