@@ -48,8 +48,13 @@ def table(schema: str | None, name: str) -> str:
 
 async def make_ledger(url: str, schema: str | None) -> None:
     """The application's table: a row for each task that ended with `complete(tx)`. Nothing keeps doubles out."""
+    await run(url, f"create table {table(schema, 'ledger')} (token text not null, task bigint not null)")
+
+
+async def run(url: str, sql: str) -> None:
+    """Run one statement, committed."""
     async with connected(url) as conn:
-        await conn.execute(f"create table {table(schema, 'ledger')} (token text not null, task bigint not null)")
+        await conn.execute(sql)
 
 
 async def read(url: str, sql: str) -> list[tuple[Any, ...]]:

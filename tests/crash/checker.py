@@ -18,6 +18,7 @@ from crash.journal import Line
 FORGETFUL = 0.6
 """Seconds of claims and beats that a crash of the database server may undo."""
 BACK_AGAIN = 5.0
+EXIT = 3.0
 CLOCKS = 0.05
 """Seconds that two readings of clocks may differ by."""
 TICK = "tick"
@@ -158,9 +159,7 @@ def check(lines: Iterable[Line], rows: Sequence[Row], ledger: Sequence[str], set
         measured = list(measured)
         findings.times[promise] = [seconds for seconds, _ in measured]
         findings.violations[promise] = [f"{text}: {seconds:.2f} s" for seconds, text in measured if seconds > limit]
-    findings.violations["clean stop"] += [
-        f"process {line.pid} ended with {line.note}" for line in story.by_what["exited"] if line.note != "0"
-    ]
+    findings.violations["clean stop"] += leftovers(story)
     findings.counts.update({what: len(found) for what, found in story.by_what.items()})
     return findings
 
@@ -283,12 +282,21 @@ class Nodes:
 
 
 def stops(story: Story) -> Iterator[tuple[float, str]]:
-    """clean stop: from SIGTERM to the end of the process, or, where the database was away, to the end of stop()."""
+    """clean stop: from SIGTERM to the return of stop()."""
+    stopped = {line.pid: line.at for line in story.by_what["stopped"]}
     for asked in story.by_what["terminated"]:
-        # Where connections hang, leaving connect() has a second of its own after that.
-        what = "stopped" if story.outages or story.by_what["disturbed"] else "exited"
-        ended = next((line.at for line in story.by_what[what] if line.pid == asked.pid), math.inf)
-        yield ended - asked.at, f"process {asked.pid}, SIGTERM"
+        yield stopped.get(asked.pid, math.inf) - asked.at, f"process {asked.pid}, SIGTERM"
+
+
+def leftovers(story: Story) -> Iterator[str]:
+    """clean stop: the process ends well, and soon: leaving connect() has a second, and the interpreter needs some."""
+    stopped = {line.pid: line.at for line in story.by_what["stopped"]}
+    for line in story.by_what["exited"]:
+        late = line.at - stopped.get(line.pid, -math.inf)
+        if line.note != "0":
+            yield f"process {line.pid} ended with {line.note}"
+        elif late > EXIT:
+            yield f"process {line.pid} ended {late:.2f} s after its executor had stopped"
 
 
 def returns(story: Story) -> Iterator[tuple[float, str]]:
@@ -310,11 +318,11 @@ def wrong_schedules(story: Story, rows: Sequence[Row], settings: Settings) -> It
         accepted = [line for line in story.by_what["completed"] if line.id == run.id and line.pid == run.pid]
         if run.how != "end" or not any(run.over <= line.at < following.begun for line in accepted):
             continue
-        # The end counts from the database's time at the claim, and the seconds since its reply came.
+        # The end counts from the database's time at the claim, and the seconds since its reply was seen.
         hold = max((hold for hold in story.holds[run.pid, run.id] if hold.received <= run.begun), default=None)
         if hold is None:
             continue
-        earliest = run.over + settings.interval - (hold.received - hold.sent) - CLOCKS
+        earliest = run.over + settings.interval - (run.begun - hold.sent) - CLOCKS
         if following.begun < earliest:
             yield f"a tick came {following.begun - run.over:.3f} s after one that was accepted"
 

@@ -99,10 +99,10 @@ class Company:
         self.pen.note("exited", pid=node.pid, note=str(code))
 
     async def produced(self) -> None:
-        """Wait until the producers have tried all their tasks. Raises AssertionError if one failed."""
+        """Wait until the producers have done their work. Raises AssertionError if one failed."""
         for producer in self.producers:
             code = await asyncio.to_thread(producer.wait, PATIENCE)
-            assert code == 0, self.printed()
+            assert code == 0, f"a producer ended with {code}: {producer.printed()[-1000:]}"
 
     async def until(self, fact: Callable[[], bool], timeout: float = PATIENCE) -> None:
         """Wait until the journal, or something else that is cheap to look at, says so."""

@@ -122,8 +122,12 @@ async def begin(scene: Scene) -> None:
     """Begin the nodes, and the producers as soon as those run."""
     plan = scene.plan
     await scene.company.ready(*[scene.node() for _ in range(plan.nodes)])
-    for number in range(plan.producers):
-        scene.producer(f"p{number}", plan.tasks // plan.producers, None if number == 0 else scene.through)
+    await scene.company.ready(
+        *[
+            scene.producer(f"p{number}", -(-plan.tasks // plan.producers), scene.through if number else None)
+            for number in range(plan.producers)
+        ]
+    )
 
 
 async def end(scene: Scene) -> None:

@@ -209,15 +209,13 @@ def test_what_had_ended_or_whose_heir_died_or_stood_still_is_no_takeover() -> No
 
 def test_a_stop_that_takes_too_long_or_ends_badly_is_told() -> None:
     asked = [*WHOLE, line("terminated", 4)]
-    assert found([*asked, line("exited", 4.5, note="0")]).times["clean stop"] == [0.5]
-    assert broken([*asked, line("exited", 6.1, note="0")]) == ["clean stop"]
-    assert broken([*asked, line("exited", 4.5, note="1")]) == ["clean stop"]
+    stopped = [*asked, line("stopped", 4.5)]
+    assert found([*stopped, line("exited", 5, note="0")]).times["clean stop"] == [0.5]
+    assert broken([*stopped, line("exited", 5, note="0")]) == []
+    assert broken([*stopped, line("exited", 8, note="0")]) == ["clean stop"]
+    assert broken([*stopped, line("exited", 5, note="1")]) == ["clean stop"]
+    assert broken([*asked, line("stopped", 6.1), line("exited", 6.2, note="0")]) == ["clean stop"]
     assert broken(asked) == ["clean stop"]
-
-
-def test_a_stop_without_a_database_is_measured_to_its_own_end() -> None:
-    asked = [*WHOLE, line("down", 3.9), line("terminated", 4), line("stopped", 5.5)]
-    assert broken([*asked, line("exited", 7, note="0")]) == []
 
 
 def test_work_that_does_not_resume_in_time_is_told() -> None:
