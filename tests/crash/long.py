@@ -39,7 +39,7 @@ LONGEST = 240.0
 def chosen(name: str | None) -> Iterator[tuple[str, Story]]:
     """Database and story of each run: the databases in turn, and the stories of each in turn."""
     if name is not None:
-        yield from itertools.cycle([pair for pair in pairs() if title(*pair) == name])
+        yield from itertools.cycle([{title(*pair): pair for pair in pairs()}[name]])
     on_sqlite = itertools.cycle([pair for pair in pairs() if pair[0] == "SQLite"])
     on_postgres = itertools.cycle([pair for pair in pairs() if pair[0] == "PostgreSQL"])
     while True:
@@ -176,7 +176,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, help="begin no run after so many")
     parser.add_argument("--seconds", type=float, default=9, help="that the producers of a run take, about")
     parser.add_argument("--seed", type=int, default=0, help="of the first run; the next one has the next")
-    parser.add_argument("--only", help="one story on one database, as the lines name it")
+    parser.add_argument(
+        "--only",
+        choices=[title(*pair) for pair in pairs()],
+        metavar="NAME",
+        help="one story on one database, as the lines name it",
+    )
     parser.add_argument("--records", type=Path, help="append what was measured to this file")
     parser.add_argument("--go-on", action="store_true", help="begin new runs after one that broke a promise, too")
     return parser.parse_args()

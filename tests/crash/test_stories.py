@@ -1,0 +1,39 @@
+"""The short set: each story on each database, small, with a few seeds. The long set is tests/crash/long.py."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from crash.play import Place, Plan, Story, play
+from crash.stories import STORIES
+
+_numbers = itertools.count(1)
+SEEDS = (1, 2)
+
+
+def named(value: object) -> str | None:
+    return value.name if isinstance(value, Story) else None
+
+
+@pytest.fixture
+def place(on: str, request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """A file, or a schema on a server that may be broken."""
+    if on == "SQLite":
+        return Place(f"sqlite:///{tmp_path}/test.db")
+    server = request.getfixturevalue("server")
+    return Place(server.url, f"crash{next(_numbers)}", server)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("on", "story"), [(on, story) for story in STORIES for on in story.on], ids=named)
+async def test_promises_are_kept_whatever_is_broken(place: Place, story: Story, seed: int, tmp_path: Path) -> None:
+    """F01, F02, F09, F10, F18, F21, F27, F36: no loss, no trace, fence, one holder, takeover, one schedule, clean stop,
+    back again, isolation, by what real processes wrote down."""
+    journal = tmp_path / "journal"
+    journal.mkdir()
+    played = await play(story, place, journal, seed, Plan(tasks=250, seconds=3, producers=1 + seed % 2))
+    assert played.findings.broken == [], played.printed
+    assert played.tasks >= 250
