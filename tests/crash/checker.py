@@ -7,7 +7,6 @@ the statement was sent that was answered, a run to have begun when it said so.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -300,12 +299,14 @@ def leftovers(story: Story) -> Iterator[str]:
 
 
 def returns(story: Story) -> Iterator[tuple[float, str]]:
-    """back again: from the database's return to the first completed task, where there was one to complete."""
-    completed = [line.at for line in story.by_what["completed"]]
+    """back again: from the database's return, or from when there was something to do, to the first completed task."""
+    acked_at = {line.id: line.at for line in reversed(story.by_what["acked"])}
+    completed = [(line.at, acked_at.get(line.id, math.inf)) for line in story.by_what["completed"]]
     for line in story.by_what["up"]:
-        at = bisect_right(completed, line.at)
-        if at < len(completed):
-            yield completed[at] - line.at, "the first task after the database's return"
+        later = [(at, acked) for at, acked in completed if at > line.at]
+        if later:
+            due = min(acked for _, acked in later)
+            yield later[0][0] - min(max(line.at, due), later[0][0]), "the first task after the database's return"
 
 
 def wrong_schedules(story: Story, rows: Sequence[Row], settings: Settings) -> Iterator[str]:

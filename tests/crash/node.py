@@ -121,9 +121,11 @@ def handlers(args: argparse.Namespace) -> list[workq.Handler[Any, Any]]:
             await conn.execute(app.begin(args.url))
             await conn.execute(f"insert into {ledger} (token, task) values ('{task.payload}', {task.id})")
             await asyncio.sleep(random.uniform(0, 0.005))
-            await task.complete(conn)
+            if not args.apart:
+                await task.complete(conn)
             await asyncio.sleep(random.uniform(0, 0.005))
             await conn.execute("commit")
+        await asyncio.sleep(random.uniform(0, 0.1 if args.apart else 0.005))
 
     @workq.handler("tick")
     async def tick(task: workq.Task) -> None: ...
@@ -175,6 +177,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--stop", type=float, default=1)
     parser.add_argument("--slow", type=float, default=2.5, help="seconds that a slow task takes at most")
     parser.add_argument("--interval", type=float, default=0.5, help="seconds from the end of a tick to the next")
+    parser.add_argument("--apart", action="store_true", help="leave the end of those that pay to workq: a fault")
     parser.add_argument("--max-lost", type=int, default=1000)
     return parser.parse_args()
 

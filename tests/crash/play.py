@@ -44,11 +44,26 @@ class Plan:
     """Of both programs."""
 
 
+@dataclass(frozen=True)
+class Story:
+    """What is done to whom."""
+
+    name: str
+    fault: Callable[[Scene], Awaitable[None]]
+    on: tuple[str, ...] = ("SQLite", "PostgreSQL")
+    proxied: bool = False
+    pay: float = 0
+    """Of all tasks, how many end in a transaction of their own, beside the usual few."""
+    apart: bool = False
+    """A fault of the handlers: what they write and the end of their task are not one transaction."""
+
+
 @dataclass
 class Scene:
     """What a story has in its hands."""
 
     company: Company
+    story: Story
     place: Place
     random: Random
     plan: Plan
@@ -62,22 +77,13 @@ class Scene:
         lease, poll, stop, interval, _ = self.plan.settings
         self._made += 1
         url = None if self._made == 1 else self.through
-        return self.company.node(url, lease=lease, poll=poll, stop=stop, interval=interval)
+        apart = self.story.apart
+        return self.company.node(url, lease=lease, poll=poll, stop=stop, interval=interval, apart=apart)
 
     def producer(self, name: str, tasks: int, url: str | None = None) -> Node:
         """Begin one more producer."""
         seed, seconds = self.random.getrandbits(30), self.plan.seconds
-        return self.company.producer(name, url, tasks=tasks, seconds=seconds, seed=seed)
-
-
-@dataclass(frozen=True)
-class Story:
-    """What is done to whom."""
-
-    name: str
-    fault: Callable[[Scene], Awaitable[None]]
-    on: tuple[str, ...] = ("SQLite", "PostgreSQL")
-    proxied: bool = False
+        return self.company.producer(name, url, tasks=tasks, seconds=seconds, seed=seed, pay=self.story.pay)
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,7 @@ async def play(story: Story, place: Place, folder: Path, seed: int, plan: Plan) 
     await app.make_ledger(place.url, place.schema)
     async with AsyncExitStack() as stack:
         company = stack.enter_context(company_on(place.url, folder, schema=place.schema, **plan.options))
-        scene = Scene(company, place, Random(seed), plan)
+        scene = Scene(company, story, place, Random(seed), plan)
         if story.proxied:
             scene.proxy, scene.through = await stack.enter_async_context(proxy_to(place.url))
         await begin(scene)

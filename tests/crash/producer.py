@@ -20,7 +20,7 @@ from crash import app
 from crash.journal import Pen
 
 KINDS = {"fast": 86, "pay": 5, "flaky": 4, "slow": 4, "broken": 1}
-"""How many of a hundred."""
+"""How many of a hundred, unless the story wants more that pay."""
 
 
 class Producer:
@@ -31,6 +31,7 @@ class Producer:
         self._queue = queue
         self._pen = pen
         self._name: str = args.name
+        self._pay: float = args.pay
         self._random = random.Random(f"{args.seed} {args.name}")
         self._left: int = args.tasks
         self._number = 0
@@ -58,6 +59,8 @@ class Producer:
 
     def _task(self, token: str, **options: Any) -> workq.NewTask:
         kind = self._random.choices(list(KINDS), list(KINDS.values()))[0]
+        if self._random.random() < self._pay:
+            kind = "pay"
         if self._random.random() < 0.1:
             options["key"] = f"{self._random.randrange(100)}"
         if self._random.random() < 0.05:
@@ -156,6 +159,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tasks", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pay", type=float, default=0, help="how many of all end in their own transaction, 0 to 1")
     return parser.parse_args()
 
 

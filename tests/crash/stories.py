@@ -126,7 +126,7 @@ def server_ends(end: Callable[[Server], None], *, crashing: bool) -> Callable[[S
             if crashing:
                 pen.note("crashing", at=at)
             await asyncio.to_thread(end, server)
-            await asyncio.sleep(scene.random.uniform(0, 1.5))
+            await asyncio.sleep(scene.random.uniform(0, 2.5))  # at times longer than the lease
             await asyncio.to_thread(server.start)
             pen.note("up")
 
@@ -244,6 +244,7 @@ POSTGRES = ("PostgreSQL",)
 
 STORIES = [
     Story("nodes killed", killed),
+    Story("nodes killed in their own transactions", killed, pay=0.3),
     Story("nodes frozen beyond the lease", frozen),
     Story("nodes asked to end", terminated),
     Story("nodes killed while others are frozen", killed_and_frozen),

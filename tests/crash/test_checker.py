@@ -219,9 +219,11 @@ def test_a_stop_that_takes_too_long_or_ends_badly_is_told() -> None:
 
 
 def test_work_that_does_not_resume_in_time_is_told() -> None:
-    assert found([line("down", 0), line("up", 1), *WHOLE]).times["back again"] == [pytest.approx(2.01)]
+    assert found([line("down", 0), line("up", 2), *WHOLE]).times["back again"] == [pytest.approx(1.01)]
     late = [*enqueued(1), line("down", 1.5), line("up", 1.6), *begun(7), *ended(8)]
     assert broken(late) == ["back again"]
+    idle = [line("down", 0), line("up", 0.1), *enqueued(7), *begun(7.1), *ended(8)]
+    assert found(idle).times["back again"] == [pytest.approx(1)]
 
 
 @pytest.mark.parametrize("rows", [[], [TICKS, TICKS]])

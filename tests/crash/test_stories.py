@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from crash.play import Place, Plan, Story, play
-from crash.stories import STORIES
+from crash.stories import STORIES, killed
 
 _numbers = itertools.count(1)
 SEEDS = (1, 2)
@@ -30,10 +30,22 @@ def place(on: str, request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("on", "story"), [(on, story) for story in STORIES for on in story.on], ids=named)
 async def test_promises_are_kept_whatever_is_broken(place: Place, story: Story, seed: int, tmp_path: Path) -> None:
-    """F01, F02, F09, F10, F18, F21, F27, F36: no loss, no trace, fence, one holder, takeover, one schedule, clean stop,
-    back again, isolation, by what real processes wrote down."""
+    """F01, F02, F04, F05, F09, F10, F17, F18, F21, F22, F36: no loss, no trace, fence, one holder, takeover,
+    one schedule, clean stop, back again, isolation, by what real processes wrote down."""
     journal = tmp_path / "journal"
     journal.mkdir()
     played = await play(story, place, journal, seed, Plan(tasks=250, seconds=3, producers=1 + seed % 2))
     assert played.findings.broken == [], played.printed
     assert played.tasks >= 250
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("on", ["SQLite", "PostgreSQL"])
+async def test_handlers_that_do_not_end_in_their_transaction_are_found_out(place: Place, tmp_path: Path) -> None:
+    """fence, no loss: at least once is all that a separate end can promise, and the stories can tell the difference."""
+    journal = tmp_path / "journal"
+    journal.mkdir()
+    story = Story("nodes killed in their own transactions", killed, pay=1, apart=True)
+    played = await play(story, place, journal, 1, Plan(tasks=1000, seconds=20))
+    assert [text for text in played.findings.violations["fence"] if text.endswith("in the ledger 2 times")] != []
