@@ -31,24 +31,6 @@ def servers() -> Generator[Servers]:
     found.remove()
 
 
-@pytest.fixture(scope="session")
-def breakable_server() -> Generator[Server]:
-    """A PostgreSQL server that tests may break. What is committed survives a crash of its processes."""
-    try:
-        server = launch(options={"synchronous_commit": "on"})
-    except ServerMissing as missing:
-        pytest.skip(str(missing))
-    yield server
-    server.remove()
-
-
-@pytest.fixture
-def server(breakable_server: Server) -> Server:
-    """The same, running."""
-    breakable_server.start()
-    return breakable_server
-
-
 async def _postgres(url: str) -> AsyncGenerator[Database]:
     schema = f"t{os.getpid()}_{next(_numbers)}"
     yield PostgresDatabase(url, schema)

@@ -1,4 +1,4 @@
-"""Databases that a test may break, and processes that it may kill."""
+"""Servers that a test may break, and processes that it may kill."""
 
 from __future__ import annotations
 
@@ -10,9 +10,27 @@ import pytest
 
 from faults.nodes import Nodes, nodes_on
 from support import Database, PostgresDatabase
-from workq.testing._server import Server
+from workq.testing._server import Server, ServerMissing, launch
 
 _numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def breakable_server() -> Generator[Server]:
+    """A PostgreSQL server of one's own. What is committed survives a crash of its processes."""
+    try:
+        server = launch(options={"synchronous_commit": "on"})
+    except ServerMissing as missing:
+        pytest.skip(str(missing))
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def server(breakable_server: Server) -> Server:
+    """The same, running."""
+    breakable_server.start()
+    return breakable_server
 
 
 @pytest.fixture

@@ -85,38 +85,6 @@ async def test_work_resumes_by_itself_when_the_server_returns(
     assert len(complaints(caplog)) <= 3 * len(tasks.executors)
 
 
-async def test_leases_that_ran_out_while_the_server_was_gone_are_taken_over_and_nothing_is_lost(
-    mortal: PostgresDatabase, server: Server
-) -> None:
-    """F04, F18: the outage is longer than the lease."""
-    async with flow(mortal, lease=0.9) as tasks:
-        await tasks.runs(since=0)
-        await asyncio.to_thread(server.stop, "immediate")
-        await asyncio.sleep(2)
-        await asyncio.to_thread(server.start)
-        await tasks.runs(since=time.monotonic())
-        await tasks.end()
-        assert await mortal.rows("select id from {table}") == []
-    ended = {event.id for event in tasks.events if event.kind in ("completed", "lost")}
-    assert tasks.enqueued - ended == set()
-
-
-async def test_sessions_that_are_terminated_are_replaced_and_every_task_runs(mortal: PostgresDatabase) -> None:
-    """F18, F22: the server ends every session, again and again. No lease runs out meanwhile."""
-    async with flow(mortal, lease=300) as tasks:
-        for _ in range(10):
-            await tasks.runs(since=time.monotonic())
-            await mortal.rows(
-                "select pg_terminate_backend(pid) from pg_stat_activity "
-                "where pid <> pg_backend_pid() and datname = current_database() and query like '%workq%'"
-            )
-        assert await tasks.runs(since=time.monotonic()) < BACK_AGAIN
-        await tasks.end()
-    completed = Counter(tasks.completed())
-    assert tasks.enqueued - set(completed) == set()
-    assert set(completed.values()) == {1}
-
-
 class Broken:
     """A connection that breaks once, when it is asked for suspects."""
 

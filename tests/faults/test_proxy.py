@@ -1,10 +1,9 @@
-"""back again: networks that lose bytes without a word, that are slow, that cut."""
+"""back again: networks that lose bytes without a word. Those that cut, and slow ones, are in tests/crash."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 
 import pytest
 
@@ -37,33 +36,6 @@ async def test_work_resumes_after_a_network_that_swallowed_everything(mortal: Po
         await eventually(tasks.healthy)
         await tasks.end()
         assert await mortal.rows("select id from {table}") == []
-
-
-async def test_connections_that_die_one_after_the_other_stop_nobody(mortal: PostgresDatabase) -> None:
-    """F18: all of them are cut, again and again, wherever they are in their statements. No lease runs out meanwhile."""
-    async with proxy_to(mortal.url) as (proxy, url), flow(mortal, url, url, lease=300) as tasks:
-        for _ in range(20):
-            await tasks.runs(since=time.monotonic())
-            proxy.cut()
-        await tasks.runs(since=time.monotonic())
-        await tasks.end()
-        assert await mortal.rows("select id from {table}") == []
-    completed = Counter(tasks.completed())
-    assert tasks.enqueued - set(completed) == set()
-    assert set(completed.values()) == {1}
-
-
-async def test_a_slow_network_makes_things_slow_and_nothing_else(mortal: PostgresDatabase) -> None:
-    """F18: each way takes 50 ms."""
-    async with proxy_to(mortal.url) as (proxy, url), flow(mortal, mortal.url, url) as tasks:
-        proxy.delay = 0.05
-        for _ in range(20):
-            await tasks.runs(since=time.monotonic())
-            await asyncio.sleep(0.05)
-        await tasks.end()
-    assert tasks.failures == []
-    assert tasks.events.count("lost") == 0
-    assert Counter(tasks.completed()) == dict.fromkeys(tasks.enqueued, 1)
 
 
 async def test_stop_returns_in_time_from_a_network_that_swallows_everything(mortal: PostgresDatabase) -> None:
