@@ -149,9 +149,13 @@ def check(lines: Iterable[Line], rows: Sequence[Row], ledger: Sequence[str], set
         "isolation": wrongly_failed(rows),
     }.items():
         findings.violations[promise] = list(texts)
+    taken, bound = list(takeovers(story, settings)), settings.lease + settings.poll + 1
+    findings.times["takeover"] = [each.seconds for each in taken]
+    findings.violations["takeover"] = [
+        f"{each.text}: {each.seconds:.2f} s" for each in taken if each.seconds > bound + each.excuse
+    ]
+    findings.counts["takeovers made late by a stall"] = sum(each.seconds > bound for each in taken)
     for promise, measured, limit in (
-        # An executor that saw a stall takes nothing over for one beat interval (PROTOCOL: "later by that much then").
-        ("takeover", takeovers(story, settings), settings.lease * 4 / 3 + settings.poll + 1),
         ("clean stop", stops(story), settings.stop + 1),
         ("back again", returns(story), BACK_AGAIN),
     ):
@@ -234,7 +238,16 @@ def _alive_until(story: Story, run: Run, before: float, lease: float) -> float:
     return max(sent, default=-math.inf) + lease
 
 
-def takeovers(story: Story, settings: Settings) -> Iterator[tuple[float, str]]:
+class Takeover(NamedTuple):
+    """One that happened."""
+
+    seconds: float
+    excuse: float
+    """Seconds by which it may have come later, because claims had to wait."""
+    text: str
+
+
+def takeovers(story: Story, settings: Settings) -> Iterator[Takeover]:
     """takeover: from the death of a node to the start elsewhere of each task that it held.
 
     Counted from where somebody is there to take over. Left out: what had ended, or a caller deleted; where the heir
@@ -262,7 +275,14 @@ def takeovers(story: Story, settings: Settings) -> Iterator[tuple[float, str]]:
             if start is None or heir is None or start.pid != heir.pid or story.was_quiet(death.at, start.begun):
                 continue
             since = max(death.at, nodes.first_alive(start.begun))
-            yield start.begun - since, f"{start.token} (id {id}) of {death.pid}, killed, started in {start.pid}"
+            waits = [float(line.note) for line in story.by_what["waited"] if since < line.at < start.begun]
+            # An executor that saw a stall takes nothing over for one beat interval: "later by that much then".
+            excuse = settings.lease / 3 * (1 + len(waits)) + sum(waits)
+            yield Takeover(
+                start.begun - since,
+                excuse,
+                f"{start.token} (id {id}) of {death.pid}, killed, started in {start.pid}",
+            )
 
 
 class Nodes:

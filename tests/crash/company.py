@@ -68,12 +68,16 @@ class Company:
     async def ready(self, *nodes: Node) -> None:
         """Wait until their executors run."""
         pids = {node.pid for node in nodes}
-        await self.until(lambda: pids <= {line.pid for line in self.journal.lines() if line.what == "ready"})
+        await self.until(lambda: pids <= self._ready())
 
     def running(self) -> list[Node]:
         """The nodes whose executors run."""
-        ready = {line.pid for line in self.journal.lines() if line.what == "ready"}
+        ready = self._ready()
         return [node for node in self.nodes if node.pid in ready]
+
+    def _ready(self) -> set[int]:
+        self.journal.lines()
+        return self.journal.ready
 
     async def kill(self, node: Node) -> None:
         """kill -9: nothing of it runs any more when this returns."""

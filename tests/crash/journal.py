@@ -19,8 +19,8 @@ class Line(NamedTuple):
 
     By producers: open (inserted, in an open transaction), sent (the commit is on its way), acked (it was answered:
     only from here on it is a promise), refused (a live task has the key), deleting, deleted.
-    By nodes: ready, claimed and beat (at: not after the lease began; note: when the reply came), start, end, raised,
-    cancelled (all four by the run), completed, failed, lost, released (events), stopped.
+    By nodes: ready, claimed and beat (at: not after the lease began; note: when the reply came), waited (a claim, so
+    long), start, end, raised, cancelled (all four by the run), completed, failed, lost, released (events), stopped.
     By the story: killed, frozen, thawed, terminated, exited; of the database: down, up, crashing (with down, if it may
     lose its last 0.6 s of claims and beats), disturbed (replies may have been lost, but it is there).
     """
@@ -77,9 +77,12 @@ class Reader:
         self._folder = folder
         self._read: dict[Path, int] = {}
         self._lines: list[Line] = []
+        self.ready: set[int] = set()
+        """The processes that said so."""
 
     def lines(self) -> list[Line]:
         """All lines so far, by time."""
+        known = len(self._lines)
         for path in self._folder.glob("journal-*"):
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
@@ -87,6 +90,7 @@ class Reader:
             new = new[: new.rfind(b"\n") + 1]  # a line that is being written may be seen in part
             self._read[path] = self._read.get(path, 0) + len(new)
             self._lines += parsed(new.decode())
+        self.ready |= {line.pid for line in self._lines[known:] if line.what == "ready"}
         self._lines.sort(key=lambda line: line.at)
         return self._lines
 

@@ -63,12 +63,15 @@ class Sum:
     tasks: int = 0
     failed: list[str] = field(default_factory=list)
     violations: Counter[str] = field(default_factory=Counter)
+    late: int = 0
+    """Takeovers that a stall made late."""
     times: dict[str, list[float]] = field(default_factory=dict)
 
     def add(self, played: Played) -> None:
         """One more run."""
         self.runs += 1
         self.tasks += played.tasks
+        self.late += played.findings.counts["takeovers made late by a stall"]
         self.violations.update({promise: len(texts) for promise, texts in played.findings.violations.items()})
         for promise, seconds in played.findings.times.items():
             self.times.setdefault(promise, []).extend(seconds)
@@ -82,6 +85,8 @@ class Sum:
             if ordered:
                 middle, high = ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.99)]
                 times = f"; {len(ordered)} times, p50 {middle:.2f} s, p99 {high:.2f} s, max {ordered[-1]:.2f} s"
+            if promise == "takeover" and self.late:
+                times += f"; {self.late} later than lease + poll_interval + 1 s, after a stall"
             lines.append(f"  {promise}: {number} violations{times}")
         return "\n".join([*lines, *(f"replay: {command}" for command in self.failed)])
 
@@ -107,7 +112,7 @@ class Lane:
                 played = await play(story, place, folder / "journal", seed, self._plan(each, seed))
         except Exception:
             sum.failed.append(command)
-            print(f"{number:4} FAILED {title(on, story)}, in {folder}\n{traceback.format_exc()}", flush=True)
+            print(f"{number:4} FAILED {title(on, story)}, in {folder}\n{traceback.format_exc()[-3000:]}", flush=True)
             return
         sum.add(played)
         worst = ", ".join(f"{name} {max(seconds):.2f} s" for name, seconds in played.findings.times.items() if seconds)
@@ -117,9 +122,8 @@ class Lane:
         if played.findings.broken:
             sum.failed.append(command)
             (folder / "printed").write_text(played.printed)
-            print(
-                "".join(f"     BROKEN {text}\n" for text in played.findings.broken) + f"     see {folder}", flush=True
-            )
+            first = "".join(f"     BROKEN {text}\n" for text in played.findings.broken[:10])
+            print(f"{first}     {len(played.findings.broken)} in all, see {folder}", flush=True)
         else:
             shutil.rmtree(folder)
             if place.schema is not None:

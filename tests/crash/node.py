@@ -22,6 +22,9 @@ from workq.dialect import Connection, Dialect, Params, Rows, Statement, Urgency
 
 Task = workq.Task[str]
 
+STALL = 0.1
+"""Seconds of waiting from which on a claim makes its executor careful."""
+
 
 class Watched:
     """The database, with each lease that it grants written down."""
@@ -54,7 +57,12 @@ class WatchedConnection:
         now = params.get("now")  # SQLite's clock is the node's: the process may have stood still since it was read
         if isinstance(now, datetime):
             sent -= max(time.time() - now.timestamp(), 0)
-        rows = await self._inner.fetch(statement, params, urgency)
+        try:
+            rows = await self._inner.fetch(statement, params, urgency)
+        finally:
+            waited = time.monotonic() - sent
+            if statement is self._claim and waited > STALL:
+                self._pen.note("waited", note=f"{waited:.3f}")
         if statement is self._claim:
             self._of.claimed.set()
             self._granted("claimed", sent, [row[0] for row in rows])

@@ -70,6 +70,8 @@ class Scene:
     through: str | None = None
     """The URL through the proxy, where there is one. All but one node and one producer use it."""
     proxy: Proxy | None = None
+    shares: dict[int, int] = field(default_factory=dict)
+    """How many tasks each producer is to make."""
     _made: int = 0
 
     def node(self) -> Node:
@@ -82,8 +84,11 @@ class Scene:
 
     def producer(self, name: str, tasks: int, url: str | None = None) -> Node:
         """Begin one more producer."""
-        seed, seconds = self.random.getrandbits(30), self.plan.seconds
-        return self.company.producer(name, url, tasks=tasks, seconds=seconds, seed=seed, pay=self.story.pay)
+        seed = self.random.getrandbits(30)
+        seconds = self.plan.seconds * tasks * self.plan.producers / self.plan.tasks
+        producer = self.company.producer(name, url, tasks=tasks, seconds=seconds, seed=seed, pay=self.story.pay)
+        self.shares[producer.pid] = tasks
+        return producer
 
 
 @dataclass(frozen=True)
@@ -138,13 +143,21 @@ async def begin(scene: Scene) -> None:
 
 async def end(scene: Scene) -> None:
     """Wait until all is produced and done, and let everybody end well."""
-    company, place = scene.company, scene.place
+    company = scene.company
     await company.produced()
-    with suppress(TimeoutError):  # what is left then is found by the checker
-        await eventually(lambda: is_idle(place), PATIENCE)
+    await drain(scene)
     await company.ready(*company.nodes)
     for node in tuple(company.nodes):
         await company.terminate(node)
+
+
+async def drain(scene: Scene) -> None:
+    """Wait until all is done, or nothing more is: what is left then is found by the checker."""
+    done, before = -1, -2
+    while done > before:
+        with suppress(TimeoutError):
+            return await eventually(lambda: is_idle(scene.place), PATIENCE)
+        before, done = done, sum(line.what == "completed" and line.id > 1 for line in scene.company.journal.lines())
 
 
 async def is_idle(place: Place) -> bool:

@@ -51,7 +51,7 @@ async def replace_producer(scene: Scene) -> None:
     victim = random.choice(company.producers)
     await company.kill(victim)
     made = sum(line.what == "acked" and line.pid == victim.pid for line in company.journal.lines())
-    scene.producer(f"p{victim.pid}", scene.plan.tasks // scene.plan.producers - made)
+    scene.producer(f"p{victim.pid}", max(scene.shares[victim.pid] - made, 0))
 
 
 async def frozen(scene: Scene) -> None:
@@ -244,7 +244,7 @@ POSTGRES = ("PostgreSQL",)
 
 STORIES = [
     Story("nodes killed", killed),
-    Story("nodes killed in their own transactions", killed, pay=0.3),
+    Story("nodes killed in their own transactions", killed, pay=0.1),
     Story("nodes frozen beyond the lease", frozen),
     Story("nodes asked to end", terminated),
     Story("nodes killed while others are frozen", killed_and_frozen),

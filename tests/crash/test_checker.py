@@ -172,6 +172,13 @@ def test_takeovers_are_measured_from_the_death_and_one_that_comes_too_late_is_to
     assert broken([*dead, *begun(6, OTHER), *ended(7, OTHER)]) == ["takeover"]
 
 
+def test_a_takeover_may_come_later_by_what_claims_waited_and_a_beat_interval_each() -> None:
+    dead = [*enqueued(1), line("ready", 1, OTHER, token="-", id=0), *begun(2), line("killed", 2.5)]
+    late = [*begun(6, OTHER), *ended(7, OTHER)]
+    assert broken([*dead, line("waited", 5, OTHER, "0.3"), *late]) == []
+    assert broken([*dead, line("waited", 2, OTHER, "0.3"), *late]) == ["takeover"]
+
+
 def test_a_takeover_begins_when_somebody_is_there() -> None:
     alone = [*enqueued(1), *begun(2), line("killed", 2.5), line("ready", 5, OTHER, token="-", id=0)]
     assert found([*alone, *begun(6, OTHER), *ended(7, OTHER)]).times["takeover"] == [pytest.approx(1.02)]
