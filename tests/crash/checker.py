@@ -17,7 +17,8 @@ from crash.journal import Line
 FORGETFUL = 0.6
 """Seconds of claims and beats that a crash of the database server may undo."""
 BACK_AGAIN = 5.0
-EXIT = 3.0
+EXIT = 20.0
+"""Seconds that a process may need for its own end, on a machine that has other things to do."""
 CLOCKS = 0.05
 """Seconds that two readings of clocks may differ by."""
 TICK = "tick"

@@ -32,7 +32,7 @@ from crash.play import Place, Plan, Played, Story, play  # noqa: E402
 from crash.stories import STORIES  # noqa: E402
 from workq.testing._server import Server, launch  # noqa: E402
 
-LONGEST = 240.0
+LONGEST = 600.0
 """Seconds after which a run is given up."""
 
 

@@ -219,7 +219,7 @@ def test_a_stop_that_takes_too_long_or_ends_badly_is_told() -> None:
     stopped = [*asked, line("stopped", 4.5)]
     assert found([*stopped, line("exited", 5, note="0")]).times["clean stop"] == [0.5]
     assert broken([*stopped, line("exited", 5, note="0")]) == []
-    assert broken([*stopped, line("exited", 8, note="0")]) == ["clean stop"]
+    assert broken([*stopped, line("exited", 25, note="0")]) == ["clean stop"]
     assert broken([*stopped, line("exited", 5, note="1")]) == ["clean stop"]
     assert broken([*asked, line("stopped", 6.1), line("exited", 6.2, note="0")]) == ["clean stop"]
     assert broken(asked) == ["clean stop"]
