@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ import workq
 from crash import app
 from crash.checker import Findings, Row, Settings, check
 from crash.company import PATIENCE, Company, Option, company_on
+from crash.journal import Line
 from faults.nodes import Node
 from faults.proxy import Proxy, proxy_to
 from records import record
@@ -40,7 +41,7 @@ class Plan:
     nodes: int = 3
     producers: int = 2
     settings: Settings = Settings()
-    options: Mapping[str, Option] = field(default_factory=dict)
+    options: Mapping[str, Option] = field(default_factory=dict[str, Option])
     """Of both programs."""
 
 
@@ -101,6 +102,7 @@ class Played:
     tasks: int
     took: float
     findings: Findings
+    lines: Sequence[Line]
     printed: str
 
 
@@ -124,7 +126,7 @@ async def play(story: Story, place: Place, folder: Path, seed: int, plan: Plan) 
         printed = company.printed()
     findings = check(lines, rows, ledger, plan.settings)
     tasks = sum(line.what == "acked" for line in lines)
-    played = Played(story.name, database, seed, tasks, time.monotonic() - began, findings, printed)
+    played = Played(story.name, database, seed, tasks, time.monotonic() - began, findings, lines, printed)
     tell(played)
     return played
 

@@ -57,7 +57,9 @@ class Producer:
         self._number += 1
         return f"{self._name}-{self._number}"
 
-    def _task(self, token: str, **options: Any) -> workq.NewTask:
+    def _kind(self) -> tuple[str, dict[str, Any]]:
+        """What a task is called, and its options."""
+        options: dict[str, Any] = {}
         kind = self._random.choices(list(KINDS), list(KINDS.values()))[0]
         if self._random.random() < self._pay:
             kind = "pay"
@@ -65,11 +67,15 @@ class Producer:
             options["key"] = f"{self._random.randrange(100)}"
         if self._random.random() < 0.05:
             options["delay"] = self._random.uniform(0, 1)
-        return workq.NewTask(kind, token, **options)
+        return kind, options
 
-    async def _answered(self, ids: Iterable[tuple[str, int | None]]) -> None:
+    def _tasks(self, tokens: Iterable[str]) -> list[workq.NewTask]:
+        kinds = [(token, *self._kind()) for token in tokens]
+        return [workq.NewTask(kind, token, **options) for token, kind, options in kinds]
+
+    async def _answered(self, way: str, ids: Iterable[tuple[str, int | None]]) -> None:
         for token, id in ids:
-            self._pen.note("refused" if id is None else "acked", token, id or 0)
+            self._pen.note("refused" if id is None else "acked", token, id or 0, way)
             self._left -= id is not None
         await self._pen.sure()
 
@@ -78,22 +84,23 @@ class Producer:
 
         async def one() -> None:
             token = self._token()
-            task = self._task(token)
+            kind, options = self._kind()
             self._pen.note("sent", token)
-            options: Any = {"key": task.key, "delay": task.delay}
-            id = await self._queue.enqueue(None, str(task.target), token, **options)
-            await self._answered([(token, id)])
+            id = await self._queue.enqueue(None, kind, token, **options)
+            await self._answered("at once", [(token, id)])
 
-        await asyncio.gather(*(one() for _ in range(self._random.randint(1, 8))), return_exceptions=True)
+        some = [one() for _ in range(self._random.randint(1, 8))]
+        for error in await asyncio.gather(*some, return_exceptions=True):
+            if error is not None:
+                raise error
 
     async def many(self) -> None:
         """One statement for many."""
         tokens = [self._token() for _ in range(self._random.randint(1, 40))]
-        tasks = [self._task(token) for token in tokens]
         for token in tokens:
             self._pen.note("sent", token)
-        ids = await self._queue.enqueue_many(None, tasks)
-        await self._answered(zip(tokens, ids, strict=True))
+        ids = await self._queue.enqueue_many(None, self._tasks(tokens))
+        await self._answered("many", zip(tokens, ids, strict=True))
 
     async def in_a_transaction(self) -> None:
         """Some in a transaction of the application, which commits, rolls back, or does so to a savepoint."""
@@ -113,11 +120,11 @@ class Producer:
             if id is not None:
                 self._pen.note("sent", token)
         await conn.execute("commit")
-        await self._answered(kept)
+        await self._answered("in a transaction", kept)
 
     async def _open(self, conn: Any) -> list[tuple[str, int | None]]:
         tokens = [self._token() for _ in range(self._random.randint(1, 4))]
-        ids = await self._queue.enqueue_many(conn, [self._task(token) for token in tokens])
+        ids = await self._queue.enqueue_many(conn, self._tasks(tokens))
         for token, id in zip(tokens, ids, strict=True):
             self._pen.note("open", token, id or 0)
         return list(zip(tokens, ids, strict=True))
@@ -127,7 +134,7 @@ class Producer:
         token = self._token()
         self._pen.note("sent", token)
         id = await self._queue.enqueue(None, "slow", token)
-        await self._answered([(token, id)])
+        await self._answered("and delete", [(token, id)])
         await asyncio.sleep(self._random.uniform(0, 0.1))
         if id is not None:
             self._pen.note("deleting", token, id)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from crash.play import Place, Plan, Story, play
+from crash.play import Place, Plan, Scene, Story, play
 from crash.stories import STORIES, killed
 
 _numbers = itertools.count(1)
@@ -37,6 +38,22 @@ async def test_promises_are_kept_whatever_is_broken(place: Place, story: Story, 
     played = await play(story, place, journal, seed, Plan(tasks=250, seconds=3, producers=1 + seed % 2))
     assert played.findings.broken == [], played.printed
     assert played.tasks >= 250
+
+
+@pytest.mark.parametrize("on", ["SQLite", "PostgreSQL"])
+async def test_where_nothing_is_broken_every_way_of_enqueueing_is_taken(place: Place, tmp_path: Path) -> None:
+    """no loss, no trace: or the stories would tell less than they seem to."""
+
+    async def nothing(scene: Scene) -> None: ...
+
+    journal = tmp_path / "journal"
+    journal.mkdir()
+    played = await play(Story("nothing", nothing), place, journal, 1, Plan(tasks=600, seconds=3))
+    assert played.findings.broken == [], played.printed
+    ways = Counter(line.note for line in played.lines if line.what == "acked")
+    assert {*ways} == {"at once", "many", "in a transaction", "and delete"}
+    whats = {line.what for line in played.lines}
+    assert {"open", "refused", "deleted", "raised", "claimed", "beat", "completed", "failed"} <= whats
 
 
 @pytest.mark.slow
