@@ -157,7 +157,7 @@ def check(lines: Iterable[Line], rows: Sequence[Row], ledger: Sequence[str], set
     ]
     findings.counts["takeovers made late by a stall"] = sum(each.seconds > bound for each in taken)
     for promise, measured, limit in (
-        ("clean stop", stops(story), settings.stop + 1),
+        ("clean stop", stops(story), settings.stop + 1 + CLOCKS),
         ("back again", returns(story), BACK_AGAIN),
     ):
         measured = list(measured)
@@ -302,10 +302,12 @@ class Nodes:
 
 
 def stops(story: Story) -> Iterator[tuple[float, str]]:
-    """clean stop: from SIGTERM to the return of stop()."""
+    """clean stop: from the call of stop() to its return."""
+    stopping = {line.pid: line.at for line in reversed(story.by_what["stopping"])}
     stopped = {line.pid: line.at for line in story.by_what["stopped"]}
     for asked in story.by_what["terminated"]:
-        yield stopped.get(asked.pid, math.inf) - asked.at, f"process {asked.pid}, SIGTERM"
+        began = stopping.get(asked.pid, asked.at)
+        yield stopped.get(asked.pid, math.inf) - began, f"stop() in process {asked.pid}"
 
 
 def leftovers(story: Story) -> Iterator[str]:

@@ -20,7 +20,8 @@ class Line(NamedTuple):
     By producers: open (inserted, in an open transaction), sent (the commit is on its way), acked (it was answered:
     only from here on it is a promise), refused (a live task has the key), deleting, deleted.
     By nodes: ready, claimed and beat (at: not after the lease began; note: when the reply came), waited (a claim, so
-    long), start, end, raised, cancelled (all four by the run), completed, failed, lost, released (events), stopped.
+    long), start, end, raised, cancelled (all four by the run), completed, failed, lost, released (events), stopping,
+    stopped.
     By the story: killed, frozen, thawed, terminated, exited; of the database: down, up, crashing (with down, if it may
     lose its last 0.6 s of claims and beats), disturbed (replies may have been lost, but it is there).
     """

@@ -79,12 +79,24 @@ class WatchedConnection:
         await self._inner.close()
 
 
+class Executor(workq.Executor):
+    """One whose stop is written down."""
+
+    pen: Pen
+
+    async def stop(self, timeout: float | None = None) -> None:
+        """As it is."""
+        self.pen.note("stopping")
+        await super().stop(timeout)
+        self.pen.note("stopped")
+
+
 def journaled(pen: Pen) -> workq.Middleware:
     """Middleware that writes down every run: its start before anything is done, its end before it returns."""
 
     async def write(task: workq.Task[Any], call_next: Callable[[], Awaitable[Any]]) -> Any:
         token = task.payload if isinstance(task.payload, str) else task.name
-        pen.note("start", token, task.id, str(task.attempt))
+        pen.note("start", token, task.id, f"{task.attempt} {task.name}")
         try:
             await pen.sure()
             outcome = await call_next()
@@ -147,7 +159,7 @@ async def main(args: argparse.Namespace) -> None:
         watched: Any = Watched(db, pen)
         queue = workq.Queue(watched, on_event=[lambda event: told(pen, event)])
         served = handlers(args)
-        executor = workq.Executor(
+        executor = Executor(
             queue,
             served,
             workers=args.workers,
@@ -158,12 +170,12 @@ async def main(args: argparse.Namespace) -> None:
             stop_timeout=args.stop,
             max_lost=args.max_lost,
         )
+        executor.pen = pen
         serving = asyncio.create_task(workq.serve(executor))
         claimed = asyncio.create_task(watched.claimed.wait())
         await asyncio.wait([serving, claimed], return_when=asyncio.FIRST_COMPLETED)
         pen.note("ready")
         await serving
-        pen.note("stopped")
 
 
 def told(pen: Pen, event: workq.Event) -> None:

@@ -152,7 +152,6 @@ async def main(args: argparse.Namespace) -> None:
     async with workq.connect(args.url, schema=args.schema, listen=not args.no_listen) as db:
         pen.note("ready", note="producer")
         await Producer(args, workq.Queue(db), pen).produce(args.seconds)
-    pen.note("stopped")
 
 
 def arguments() -> argparse.Namespace:

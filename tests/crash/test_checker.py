@@ -215,7 +215,7 @@ def test_what_had_ended_or_whose_heir_died_or_stood_still_is_no_takeover() -> No
 
 
 def test_a_stop_that_takes_too_long_or_ends_badly_is_told() -> None:
-    asked = [*WHOLE, line("terminated", 4)]
+    asked = [*WHOLE, line("terminated", 3.9), line("stopping", 4)]
     stopped = [*asked, line("stopped", 4.5)]
     assert found([*stopped, line("exited", 5, note="0")]).times["clean stop"] == [0.5]
     assert broken([*stopped, line("exited", 5, note="0")]) == []

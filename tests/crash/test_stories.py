@@ -52,8 +52,10 @@ async def test_where_nothing_is_broken_every_way_of_enqueueing_is_taken(place: P
     assert played.findings.broken == [], played.printed
     ways = Counter(line.note for line in played.lines if line.what == "acked")
     assert {*ways} == {"at once", "many", "in a transaction", "and delete"}
+    kinds = {line.note.split()[-1] for line in played.lines if line.what == "start"}
+    assert kinds == {"fast", "slow", "flaky", "broken", "pay", "tick"}
     whats = {line.what for line in played.lines}
-    assert {"open", "refused", "deleted", "raised", "claimed", "beat", "completed", "failed"} <= whats
+    assert {"open", "deleted", "raised", "claimed", "beat", "completed", "failed"} <= whats
 
 
 @pytest.mark.slow
