@@ -38,7 +38,9 @@ async def connected(url: str) -> AsyncGenerator[Any]:
 
 def begin(url: str) -> str:
     """The statement that begins a transaction which is going to write."""
-    return "begin immediate" if is_sqlite(url) else "begin"
+    # Where the network lost the client and nobody tells the server, its keys would stay locked for ever.
+    limited = f"begin; set local idle_in_transaction_session_timeout = '{PATIENCE:g}s'"
+    return "begin immediate" if is_sqlite(url) else limited
 
 
 def table(schema: str | None, name: str) -> str:
