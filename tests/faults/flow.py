@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -68,14 +68,16 @@ class Flow:
 
 
 @asynccontextmanager
-async def flow(database: Database, *urls: str, **options: Any) -> AsyncGenerator[Flow]:
+async def flow(
+    database: Database, *urls: str, connect: Mapping[str, Any] = {}, **options: Any
+) -> AsyncGenerator[Flow]:
     """Two executors (or one for each URL), each with connections of its own, and a producer beside the first."""
     flow = Flow()
     settings: dict[str, Any] = {"poll_interval": 0.2, "lease": 10, "stop_timeout": 2} | options
     handler = workq.handler("work")(flow.work)
     async with AsyncExitStack() as stack:
         for url in urls or (database.url, database.url):
-            db = await stack.enter_async_context(workq.connect(url, schema=database.schema))
+            db = await stack.enter_async_context(workq.connect(url, schema=database.schema, **connect))
             queue = workq.Queue(db, on_event=[flow.events])
             await queue.migrate()
             flow.queues.append(queue)
