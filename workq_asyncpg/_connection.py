@@ -145,7 +145,8 @@ class PostgresConnection:
             raise Unreachable(f"{self._purpose}: no connection in time") from error
         except asyncpg.InterfaceError as error:
             raise Unreachable(f"{self._purpose}: {error}") from error
-        except (OSError, asyncpg.PostgresError) as error:
+        except Exception as error:
+            # Of any kind, as when no host of several is primary. Nothing was sent: it says nothing about the statement.
             raise Unreachable(f"{self._purpose}: no connection") from error
         self._connect_timeout = max(CONNECT, 3 * (clock() - since))
         self._connected = True
