@@ -78,6 +78,8 @@ async def _postgres(dsn: str, schema: str | None, table: str, pool_size: int, li
     # A pooler in transaction mode knows no prepared statements of a session.
     options: dict[str, object] = {} if listen else {"statement_cache_size": 0}
     pid = os.getpid()
+    if "," in urlsplit(dsn).netloc:
+        options["connect"] = adapter.Hosts(dsn).connect
     try:
         pool = await asyncpg.create_pool(dsn, min_size=1, max_size=pool_size, **options)
     except ValueError as error:

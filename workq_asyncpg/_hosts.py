@@ -1,0 +1,79 @@
+"""A URL that names several servers: whichever answers as it should, and none that says nothing is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+
+HEAD_START = 0.25
+"""Seconds that a server has to answer before the next one is asked, too."""
+
+
+def each_host(dsn: str) -> list[str]:
+    """For every host that the URL names, the URL with that one alone."""
+    parts = urlsplit(dsn)
+    login, at, hosts = parts.netloc.rpartition("@")
+    if "," not in hosts:
+        return [dsn]
+    return [urlunsplit(parts._replace(netloc=f"{login}{at}{host}")) for host in hosts.split(",")]
+
+
+class Hosts:
+    """Connects for a pool: `create_pool(dsn, connect=Hosts(dsn).connect)`.
+
+    asyncpg asks one host after the other, and the first may use up the whole time: after a failover, the machine of the
+    old primary is often not there to refuse a connection.
+    """
+
+    def __init__(self, dsn: str) -> None:
+        self._dsns = each_host(dsn)
+
+    async def connect(self, dsn: object, /, **options: Any) -> asyncpg.Connection[Any]:
+        """A connection to the first that answers. Raises what the first one that failed said."""
+        attempts = [
+            asyncio.create_task(_later(place * HEAD_START, each, options)) for place, each in enumerate(self._dsns)
+        ]
+        chosen: Answer | None = None
+        errors: list[Exception] = []
+        try:
+            for attempt in asyncio.as_completed(attempts):
+                try:
+                    chosen = await attempt
+                    break
+                except Exception as error:
+                    errors.append(error)
+        finally:
+            for task in attempts:
+                task.cancel()
+                task.add_done_callback(partial(_drop, chosen))
+            try:
+                await asyncio.wait(attempts)
+            except asyncio.CancelledError:
+                if chosen is not None:
+                    chosen.connection.terminate()
+                raise
+        if chosen is None:
+            raise errors[0]
+        self._dsns.sort(key=chosen.dsn.__ne__)  # it is asked first from now on
+        return chosen.connection
+
+
+class Answer(NamedTuple):
+    """A server's."""
+
+    dsn: str
+    connection: asyncpg.Connection[Any]
+
+
+async def _later(seconds: float, dsn: str, options: dict[str, Any]) -> Answer:
+    await asyncio.sleep(seconds)
+    return Answer(dsn, await asyncpg.connect(dsn, **options))
+
+
+def _drop(chosen: Answer | None, attempt: asyncio.Task[Answer]) -> None:
+    if not attempt.cancelled() and attempt.exception() is None and attempt.result() is not chosen:
+        attempt.result().connection.terminate()
