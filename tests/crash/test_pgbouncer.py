@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Generator
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import asyncpg
@@ -21,6 +22,7 @@ from crash.names import name_of
 from faults.flow import flow
 from records import record
 from support import SOON, Events, PostgresDatabase, eventually
+from workq.dialect import Dialect
 from workq.testing._server import Server
 
 BACK_AGAIN = 5.0
@@ -67,7 +69,11 @@ async def test_pgbouncer_restarted_in_mid_run_loses_nothing_and_work_resumes(
     """F20: no loss, back again (5 s)."""
     began, resumed = time.monotonic(), list[float]()
     ways = [*WAYS.values()]
-    async with flow(mortal, bouncer.url, bouncer.url, connect={"listen": False}, lease=300) as tasks:
+
+    def opened(url: str) -> AbstractAsyncContextManager[Dialect]:
+        return workq.connect(url, schema=mortal.schema, listen=False)
+
+    async with flow(mortal, bouncer.url, bouncer.url, opened=opened, lease=300) as tasks:
         await tasks.runs(since=0)
         for number in range(rounds):
             await asyncio.to_thread(ways[number % len(ways)], bouncer)
@@ -162,6 +168,10 @@ async def test_a_pool_with_prepared_statements_shows_why_the_setting_is_needed(
     """F20: pgbouncer 1.18 knows no prepared statements; whoever forgets the setting hears of it at once."""
     async with asyncpg.create_pool(bouncer.url, min_size=0, max_size=6) as pool:
         queue = workq.Queue(workq_asyncpg.Postgres(pool, schema=mortal.schema, listen=False))
-        with pytest.raises(asyncpg.PostgresError, match="prepared statement"):
+
+        async def many_at_once() -> None:
             for _ in range(20):
                 await asyncio.gather(*(queue.migrate() for _ in range(4)), *(queue.find() for _ in range(4)))
+
+        with pytest.raises(asyncpg.PostgresError, match="prepared statement"):
+            await many_at_once()

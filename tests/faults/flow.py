@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import workq
 from support import SOON, Database, Events
+from workq.dialect import Dialect
 
 
 class Flow:
@@ -69,15 +70,21 @@ class Flow:
 
 @asynccontextmanager
 async def flow(
-    database: Database, *urls: str, connect: Mapping[str, Any] = {}, **options: Any
+    database: Database,
+    *urls: str,
+    opened: Callable[[str], AbstractAsyncContextManager[Dialect]] | None = None,
+    **options: Any,
 ) -> AsyncGenerator[Flow]:
-    """Two executors (or one for each URL), each with connections of its own, and a producer beside the first."""
+    """Two executors (or one for each URL), each with connections of its own, and a producer beside the first.
+
+    opened: how a URL is opened, if not simply by `workq.connect`.
+    """
     flow = Flow()
     settings: dict[str, Any] = {"poll_interval": 0.2, "lease": 10, "stop_timeout": 2} | options
     handler = workq.handler("work")(flow.work)
     async with AsyncExitStack() as stack:
         for url in urls or (database.url, database.url):
-            db = await stack.enter_async_context(workq.connect(url, schema=database.schema, **connect))
+            db = await stack.enter_async_context(opened(url) if opened else workq.connect(url, schema=database.schema))
             queue = workq.Queue(db, on_event=[flow.events])
             await queue.migrate()
             flow.queues.append(queue)
