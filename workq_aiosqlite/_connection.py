@@ -14,6 +14,7 @@ import aiosqlite
 
 from workq.dialect import (
     Busy,
+    Interrupted,
     Params,
     Rows,
     Statement,
@@ -32,6 +33,16 @@ LOOK_AT_LOG = 64
 """Writes between two looks at its size."""
 SHORTEN_TRIES = 20
 BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+NO_WAY_IN = frozenset(
+    {
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_NOMEM,
+    }
+)
+"""Errors of the disk or the file that say nothing about the statement, after which nothing was done."""
 
 
 class Visited(sqlite3.Connection):
@@ -106,7 +117,7 @@ async def persistently(conn: aiosqlite.Connection, text: str | Statement, params
         try:
             return await conn.execute_fetchall(cast(str, text), params)
         except sqlite3.OperationalError as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF not in BUSY:
+            if code_of(error) not in BUSY:
                 raise
             now = asyncio.get_running_loop().time()
             deadline = deadline or now + wait
@@ -114,6 +125,11 @@ async def persistently(conn: aiosqlite.Connection, text: str | Statement, params
                 raise Busy(f"another connection held SQLite's writer for {wait:g} s") from error
         await asyncio.sleep(pause * random.uniform(0.5, 1))
         pause = min(pause * 2, 0.005)
+
+
+def code_of(error: sqlite3.Error) -> int:
+    """SQLite's primary result code."""
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
 def size_of(path: str) -> int:
@@ -138,6 +154,17 @@ class File:
 
     async def fetch(self, statement: Statement, params: Params, urgency: Urgency, first: bool) -> Rows:
         """Run one statement, in a transaction of its own."""
+        try:
+            return await self._fetch(statement, params, urgency, first)
+        except sqlite3.OperationalError as error:
+            # Or else a finish that meets a full disk would be taken for one that is refused, and fail its task.
+            if code_of(error) in NO_WAY_IN:
+                raise Unreachable(f"the file cannot be used: {error}") from error
+            if code_of(error) == sqlite3.SQLITE_IOERR:
+                raise Interrupted(f"the file broke: {error}") from error
+            raise
+
+    async def _fetch(self, statement: Statement, params: Params, urgency: Urgency, first: bool) -> Rows:
         if not statement.writes:
             rows = await persistently(self.reader, statement.text, bound(params), wait=urgency.timeout)
             return read(statement, rows)
