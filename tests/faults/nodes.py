@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -126,7 +126,7 @@ class Nodes:
         self._nodes: list[Node] = []
         self.journal = Journal(folder / "journal")
 
-    def begin(self, *flags: str, **options: float) -> Node:
+    def begin(self, *flags: str, environment: Mapping[str, str] = {}, **options: float) -> Node:
         """Start a process, without waiting for it."""
         command = [sys.executable, str(WORKER), self._database.url, str(self.journal.path), *flags]
         if self._database.schema is not None:
@@ -134,14 +134,16 @@ class Nodes:
         command += [f"--{name}={value}" for name, value in options.items()]
         output = self._folder / f"output-{len(self._nodes)}"
         with output.open("wb") as file:
-            process = subprocess.Popen(command, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=file, stderr=file)
+            process = subprocess.Popen(
+                command, env={**ENVIRONMENT, **environment}, stdin=subprocess.PIPE, stdout=file, stderr=file
+            )
         node = Node(process, output)
         self._nodes.append(node)
         return node
 
-    async def start(self, *flags: str, **options: float) -> Node:
+    async def start(self, *flags: str, environment: Mapping[str, str] = {}, **options: float) -> Node:
         """Start a process, and wait until its executor runs."""
-        node = self.begin(*flags, **options)
+        node = self.begin(*flags, environment=environment, **options)
         await self.journal.until("ready", 1, node.pid)
         return node
 

@@ -37,6 +37,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--poll", type=float, default=0.1)
     parser.add_argument("--takes", type=float, default=0, help="seconds that a task takes")
     parser.add_argument("--produce", type=int, default=0, help="tasks that this process enqueues, one by one")
+    parser.add_argument("--delay", type=float, default=0, help="seconds until these are due")
     parser.add_argument("--schedules", type=int, default=0, help="how many it registers, each for an hour from now")
     parser.add_argument("--migrate", action="store_true")
     parser.add_argument("--payload", type=int, default=0, help="size of the payloads that it produces")
@@ -44,13 +45,13 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def produce(queue: workq.Queue, number: int, size: int) -> None:
+async def produce(queue: workq.Queue, number: int, size: int, delay: float) -> None:
     """Enqueue from four places at once, each task by itself."""
     counter = iter(range(number))
 
     async def some() -> None:
         for _ in counter:
-            await queue.enqueue(None, "work", "x" * size)
+            await queue.enqueue(None, "work", "x" * size, delay=delay)
 
     await asyncio.gather(*(some() for _ in range(4)))
 
@@ -85,7 +86,7 @@ async def main(args: argparse.Namespace) -> None:
         )
         async with executor:
             journal.write("ready")
-            await produce(queue, args.produce, args.payload)
+            await produce(queue, args.produce, args.payload, args.delay)
             await asked_to_end.wait()
 
 
