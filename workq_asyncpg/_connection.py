@@ -53,6 +53,13 @@ GONE = (
 )
 """Errors after which nothing is known about the statement, and the connection is of no use."""
 
+NOT_NOW = (
+    asyncpg.QueryCanceledError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.PostgresSystemError,
+)
+"""A timeout of the server's, an operator, no memory, a full disk: nothing was done, whatever the statement was."""
+
 
 class PostgresConnection:
     """One connection of the pool."""
@@ -115,6 +122,8 @@ class PostgresConnection:
             if isinstance(error, GONE) or ended(raw):
                 end(raw)
                 raise Interrupted(f"{self._purpose}: the connection broke or was too slow") from error
+            if isinstance(error, NOT_NOW):
+                raise Unreachable(f"{self._purpose}: the server could not do it now") from error
             raise
         finally:
             alarm.cancel()
