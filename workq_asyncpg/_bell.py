@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("workq")
 
-ALIVE = Statement("select 1", writes=False)
+ALIVE = Statement("select pg_catalog.current_setting('transaction_read_only') = 'off'", writes=False)
 LOOK_EVERY = 0.001
 """Seconds between looks at the open transactions of callers, if they are few."""
 LOOKS_AT_COMMIT = 5
@@ -145,7 +145,9 @@ async def listen_on(pool: asyncpg.Pool[Any], channel: str, heard: Callable[[str 
                 pause = 0.1
                 while not ended(raw):
                     await asyncio.sleep(ALIVE_EVERY)
-                    await connection.fetch(ALIVE, {}, Urgency(timeout=5))
+                    ((takes_writes,),) = await connection.fetch(ALIVE, {}, Urgency(timeout=5))
+                    if not takes_writes:
+                        end(raw)  # a demoted primary: nobody rings there any more
             finally:
                 # Nobody else may get it as it is; and it is not thrown away, or the pool would connect anew at once.
                 alarm = asyncio.get_running_loop().call_later(0.1, end, raw)

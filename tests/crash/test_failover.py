@@ -19,12 +19,13 @@ import pytest_asyncio
 import workq
 import workq_asyncpg
 from crash.names import name_of
-from crash.pair import Pair, pair_of_servers
+from crash.pair import Pair, pair_of_servers, value
 from faults.flow import Flow, flow
 from records import record
-from support import PostgresDatabase, eventually
+from support import Events, PostgresDatabase, eventually
 from workq.dialect import Dialect
-from workq.testing._server import ServerMissing
+from workq.testing._server import Server, ServerMissing
+from workq_asyncpg import _bell
 
 RESUMED = 10.0
 """Seconds after the promotion."""
@@ -190,3 +191,37 @@ async def test_a_pool_of_the_applications_own_goes_over_to_the_standby_with_it(p
     pool.terminate()
     tasks.enqueued |= orders
     judged(f"{way}, own pool", f"{await name_of(second)}, primary and standby", tasks, seconds, left, began)
+
+
+async def test_the_listening_connection_does_not_stay_with_a_demoted_primary(
+    mortal: PostgresDatabase, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F19, F22: nobody rings there any more, and the connection itself looks as it always did."""
+    monkeypatch.setattr(_bell, "ALIVE_EVERY", 0.1)
+    events = Events()
+
+    @workq.handler("work")
+    async def work(task: workq.Task[object]) -> None: ...
+
+    async def listener() -> object:
+        rows = await mortal.rows("select pid from pg_stat_activity where query like '%transaction_read_only%off%'")
+        mine = await mortal.rows("select pg_backend_pid()")
+        return next((pid for (pid,) in rows if (pid,) not in mine), None)
+
+    async with mortal.open() as db, mortal.open() as other:
+        queue = workq.Queue(db, on_event=[events])
+        await queue.migrate()
+        async with workq.Executor(queue, [work], poll_interval=600):
+            await eventually(listener)
+            before = await listener()
+            for setting in ("on", "off"):
+                await value(server, f"alter system set default_transaction_read_only = {setting}")
+                await value(server, "select pg_reload_conf()")
+                await asyncio.sleep(0.5)
+
+            async def replaced() -> bool:
+                return await listener() not in (None, before)
+
+            await eventually(replaced)
+            await workq.Queue(other).enqueue(None, work, 1)
+            await events.until("completed")
