@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 from collections.abc import AsyncGenerator, Generator
+from functools import partial, partialmethod
 from pathlib import Path
+from uuid import uuid4
 
 import asyncpg
 import pytest
 import pytest_asyncio
 
 import workq
-from servers import SOURCES, Servers
+from servers import POOLED, SOURCES, Servers
 from support import Database, PostgresDatabase, SQLiteDatabase
 
 _numbers = itertools.count(1)
@@ -24,6 +27,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: "plans" not in item.path.parts)
 
 
+@pytest.fixture(scope="session", autouse=POOLED)
+def without_prepared_statements() -> Generator[None]:
+    """The connections that tests make themselves have the settings that a pooler needs, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("connect", "create_pool"):
+            patch.setattr(asyncpg, name, partial(getattr(asyncpg, name), statement_cache_size=0))
+        # What SQLAlchemy's manual has for pgbouncer, as arguments of the engine: it always prepares by name.
+        driver = importlib.import_module("sqlalchemy.dialects.postgresql.asyncpg").AsyncAdapt_asyncpg_dbapi
+        options = {"prepared_statement_cache_size": 0, "prepared_statement_name_func": lambda: f"tests-{uuid4()}"}
+        patch.setattr(driver, "connect", partialmethod(driver.connect, **options))
+        yield
+
+
 @pytest.fixture(scope="session")
 def servers() -> Generator[Servers]:
     found = Servers()
@@ -33,8 +49,8 @@ def servers() -> Generator[Servers]:
 
 async def _postgres(url: str) -> AsyncGenerator[Database]:
     schema = f"t{os.getpid()}_{next(_numbers)}"
-    yield PostgresDatabase(url, schema)
-    conn = await asyncpg.connect(url)
+    yield PostgresDatabase(url, schema, pooled=POOLED)
+    conn = await asyncpg.connect(url, statement_cache_size=0)
     await conn.execute(f'drop schema if exists "{schema}" cascade')
     await conn.close()
 

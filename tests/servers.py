@@ -6,9 +6,12 @@ import os
 
 import pytest
 
+from crash.bouncer import Bouncer, find_pgbouncer
 from workq.testing._server import Server, ServerMissing, launch
 
 SOURCES = ("machine", "wheel")
+POOLED = os.environ.get("WORKQ_TEST_POOLER") == "pgbouncer"
+"""Everything goes through pgbouncer in transaction mode: tests/pgbouncer.sh."""
 
 
 class Servers:
@@ -16,11 +19,21 @@ class Servers:
 
     def __init__(self) -> None:
         self._servers: dict[str, Server] = {}
+        self._bouncers: dict[str, Bouncer] = {}
 
     def url(self, source: str) -> str:
         if source not in self._servers:
             self._servers[source] = self._launch(source)
-        return self._servers[source].url
+            if POOLED:
+                self._bouncers[source] = self._before(self._servers[source])
+        return (self._bouncers if POOLED else self._servers)[source].url
+
+    def _before(self, server: Server) -> Bouncer:
+        program = find_pgbouncer()
+        assert program is not None, "WORKQ_TEST_POOLER=pgbouncer, and there is none"
+        bouncer = Bouncer(program, server.url, size=40)
+        bouncer.start()
+        return bouncer
 
     def _launch(self, source: str) -> Server:
         with pytest.MonkeyPatch.context() as patch:
@@ -34,5 +47,7 @@ class Servers:
                 pytest.skip(str(missing))
 
     def remove(self) -> None:
+        for bouncer in self._bouncers.values():
+            bouncer.remove()
         for server in self._servers.values():
             server.remove()

@@ -59,19 +59,23 @@ class Database(Protocol):
 
 
 class PostgresDatabase:
-    """A schema of its own on the session's server."""
+    """A schema of its own on the session's server, perhaps behind a pooler in transaction mode."""
 
-    def __init__(self, url: str, schema: str) -> None:
+    def __init__(self, url: str, schema: str, *, pooled: bool = False) -> None:
         self.url = url
+        self.options: dict[str, Any] = {"listen": False} if pooled else {}
+        """What `workq.connect` needs."""
+        self.driver_options: dict[str, Any] = {"statement_cache_size": 0} if pooled else {}
+        """What asyncpg needs."""
         self.schema: str | None = schema
         self.table = f'"{schema}"."workq"'
 
     def open(self, **options: Any) -> AbstractAsyncContextManager[Dialect]:
-        return workq.connect(self.url, schema=self.schema, **options)
+        return workq.connect(self.url, schema=self.schema, **self.options, **options)
 
     @asynccontextmanager
     async def caller(self) -> AsyncGenerator[Caller]:
-        conn = await asyncpg.connect(self.url)
+        conn = await asyncpg.connect(self.url, **self.driver_options)
         try:
             await conn.execute("begin")
             yield PostgresCaller(conn)
@@ -79,7 +83,7 @@ class PostgresDatabase:
             await conn.close()
 
     async def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        conn = await asyncpg.connect(self.url)
+        conn = await asyncpg.connect(self.url, **self.driver_options)
         try:
             return [tuple(row) for row in await conn.fetch(sql.replace("{table}", self.table))]
         finally:

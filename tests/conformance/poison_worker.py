@@ -23,7 +23,7 @@ async def work(task: workq.Task[str]) -> None:
 
 
 async def main(args: argparse.Namespace) -> None:
-    async with workq.connect(args.url, schema=args.schema) as db:
+    async with workq.connect(args.url, schema=args.schema, listen="WORKQ_TEST_POOLER" not in os.environ) as db:
         queue = workq.Queue(db)
         async with workq.Executor(queue, [work], workers=8, poll_interval=0.1, max_lost=args.max_lost):
             await queue.wait()

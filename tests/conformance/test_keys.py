@@ -298,7 +298,7 @@ async def test_retry_of_a_task_whose_key_is_taken_leaves_the_transaction_usable(
         first = await queue.enqueue(app.tx, NOTE, "before")
         with pytest.raises(workq.KeyTaken):
             await queue.retry(app.tx, parked, payload="changed")
-        await app.execute("create temporary table witness (id integer)")
+        await app.execute(f"create table {database.table.replace('workq', 'witness')} (id integer)")
         second = await queue.enqueue(app.tx, NOTE, "after")
         await app.commit()
     assert await queue.get(parked) == before

@@ -898,7 +898,7 @@ async def test_serve_outside_the_main_thread_leaves_signals_alone(database: Data
 
 
 PRELUDE = """
-import asyncio, signal, sys, threading, time
+import asyncio, os, signal, sys, threading, time
 import workq
 
 URL, SCHEMA = sys.argv[1], sys.argv[2] or None
@@ -908,7 +908,7 @@ def say(*words):
     sys.stdout.flush()
 
 def connect():
-    return workq.connect(URL, schema=SCHEMA)
+    return workq.connect(URL, schema=SCHEMA, listen="WORKQ_TEST_POOLER" not in os.environ)
 
 @workq.handler("slow")
 async def slow(task):

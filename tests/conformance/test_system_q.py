@@ -521,7 +521,7 @@ async def work(task: workq.Task[str]) -> None:
     os._exit(3)  # after the work, before its end is written
 
 async def main(url, schema):
-    async with workq.connect(url, schema=schema or None) as db:
+    async with workq.connect(url, schema=schema or None, listen="WORKQ_TEST_POOLER" not in os.environ) as db:
         await workq.Executor(workq.Queue(db), [work], poll_interval=0.1).run()
 
 asyncio.run(main(*sys.argv[1:]))
