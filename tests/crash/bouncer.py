@@ -60,7 +60,10 @@ class Bouncer:
 
     def start(self) -> None:
         """Return when it takes connections."""
-        self._process = self._home.spawn(self._program, "-q", str(self._home.folder / "ini"))
+        command = [str(self._program), "-q", str(self._home.folder / "ini")]
+        if setpriv := shutil.which("setpriv"):
+            command = [setpriv, "--pdeathsig", "KILL", *command]  # it outlives no test that was killed
+        self._process = self._home.spawn(Path(command[0]), *command[1:])
         deadline = time.monotonic() + SOON
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
