@@ -1,6 +1,6 @@
 """What a fault run measured: one line of JSON for each, from which the README's table of promises is made.
 
-A run writes its line where WORKQ_RECORDS names a file, and nowhere else. The committed lines are in tests/records/.
+A run writes its line where WORKQ_RECORDS names a file, and nowhere else. The committed lines are in tests/measured/.
 """
 
 from __future__ import annotations
