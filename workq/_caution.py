@@ -54,7 +54,9 @@ class Caution:
 
     def patience(self, *, takeover: bool) -> float:
         """Seconds that a claim waits for SQLite's writer, which it may have then with a new look at the clock."""
-        return IMPATIENT if takeover and not self._patient else max(self._beat, IMPATIENT)
+        if takeover:
+            return max(self._beat, IMPATIENT) if self._patient else IMPATIENT
+        return max(min(self._beat, 1), IMPATIENT)
 
     def claimed(self, sent: float, replied: float, wall: datetime, *, takeover: bool) -> None:
         """A claim succeeded. The first one after a stall ends it and begins the pause, one in the pause that had to

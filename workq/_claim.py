@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import NamedTuple, TypeAlias
 
-from workq._caution import Caution
+from workq._caution import IMPATIENT, Caution
 from workq._clock import Clock
 from workq._held import Holding
 from workq._settings import Settings
@@ -27,6 +28,8 @@ SUSPECT = 3
 """From so many vanished holders on (or max_lost, if that is less), a node runs such tasks one at a time, or a killer's
 neighbours would be parked with it."""
 TIMEOUT = 10.0
+BREATH = 0.005
+"""Seconds between attempts while SQLite's writer is busy."""
 
 
 class Page(NamedTuple):
@@ -80,6 +83,11 @@ class Claimer:
         self._passed = clock.monotonic()
         self._looked_for_suspects = float("-inf")
         self._unanswered: dict[int, float] = {}
+        self._closed = False
+
+    def close(self) -> None:
+        """Claim nothing more, not even what is being tried again."""
+        self._closed = True
 
     def due(self, now: float) -> bool:
         """Is it time to look at everything again, from the beginning?"""
@@ -105,12 +113,13 @@ class Claimer:
         if not ahead and len(tasks) < room and now - self._looked_for_suspects >= self._suspects_every:
             self._looked_for_suspects = now
             if not any(held.claimed.lost >= self._suspect for held in self._holding):
-                try:
-                    tasks += (await self._claim(1, START, suspects=True)).tasks
-                except Exception:
-                    if not tasks:
-                        raise
-                    # What was claimed is started first; the next claim meets the same trouble and tells of it.
+                if not tasks:
+                    tasks, sent = await self._claim(1, START, suspects=True)
+                else:
+                    # What was claimed waits for its start, and is not beaten yet. The next claim meets the same trouble
+                    # and tells of it.
+                    with suppress(Exception):
+                        tasks += (await self._send(1, START, suspects=True, ahead=False, brief=True)).tasks
         alive_until = sent + self._lease.total_seconds()
         return Page([task for task in tasks if not self._holding.renew(task.lease, alive_until)], sent)
 
@@ -121,10 +130,11 @@ class Claimer:
                 return await self._send(limit, cursor, suspects=suspects, ahead=ahead)
             except Busy:
                 # SQLite: with the time of before the wait, the leases would be over when the page comes.
-                if self._clock.monotonic() > until:
+                if self._closed or self._clock.monotonic() > until:
                     raise
+            await self._clock.sleep(BREATH)
 
-    async def _send(self, limit: int, cursor: Cursor, *, suspects: bool, ahead: bool) -> Page:
+    async def _send(self, limit: int, cursor: Cursor, *, suspects: bool, ahead: bool, brief: bool = False) -> Page:
         clock, caution = self._clock, self._caution
         if caution.stalled(clock.monotonic(), clock.now()):
             await self._beat()
@@ -146,7 +156,8 @@ class Claimer:
             suspects=suspects,
             ahead=ahead,
         )
-        urgency = Urgency(timeout=TIMEOUT, lock_wait=caution.patience(takeover=takeover))
+        patience = IMPATIENT if brief else min(caution.patience(takeover=takeover), TIMEOUT)
+        urgency = Urgency(timeout=TIMEOUT, lock_wait=patience)
         try:
             tasks = await self._store.claim(self._connection, wanted, urgency)
         except Busy:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import anyio
 
+from workq._checks import count
 from workq._process import require_process, to_its_end
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def connect(
                 "the URL's password is '***', which is how SQLAlchemy prints one: "
                 "use engine.url.render_as_string(hide_password=False)"
             )
-        return _postgres(f"postgresql://{rest}", schema, table, pool_size, listen)
+        return _postgres(f"postgresql://{rest}", schema, table, count("pool_size", pool_size, least=1), listen)
     if separator and scheme in SQLITE:
         if schema is not None:
             raise ValueError("SQLite has no schemas: leave schema= out, and use table= for another name")
@@ -83,7 +84,7 @@ async def _postgres(dsn: str, schema: str | None, table: str, pool_size: int, li
     try:
         pool = await asyncpg.create_pool(dsn, min_size=1, max_size=pool_size, **options)
     except ValueError as error:
-        if type(error) is not ValueError:
+        if not str(error).startswith("invalid literal for int()"):
             raise
         # What asyncpg says quotes the part that is no number: a piece of the password, if that was not escaped.
         raise ValueError(

@@ -65,8 +65,9 @@ def message_of(error: BaseException) -> str:
 
 
 def without_value(text: str) -> str:
-    """What msgspec says of enums, literals and tags, "Invalid enum value 'secret' - at `$.colour`", less the secret."""
-    return re.sub(r"^(Invalid (?:enum )?value) .*?((?: - at `[^`]*`)?)$", r"\1\2", text, flags=re.DOTALL)
+    """What msgspec says of enums, literals, tags and fields, "Invalid enum value 'secret' - at `$.it`", less the secret."""
+    what = r"^(Invalid (?:enum )?value|Object contains unknown field) .*?((?: - at `[^`]*`)?)$"
+    return re.sub(what, r"\1\2", text, flags=re.DOTALL)
 
 
 def _without_input(error: BaseException) -> str | None:

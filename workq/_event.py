@@ -91,5 +91,7 @@ def _name(hook: Hook) -> str:
     """Not its repr, which may show what it was made with: a token, say."""
     while isinstance(hook, partial):
         hook = hook.func
-    named = hook if hasattr(hook, "__qualname__") else type(hook)
-    return f"{named.__module__}.{named.__qualname__}"
+    try:
+        return f"{hook.__module__}.{hook.__qualname__}"
+    except Exception:  # an instance, or a proxy that raises what it likes
+        return f"{type(hook).__module__}.{type(hook).__qualname__}"

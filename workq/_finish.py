@@ -88,6 +88,8 @@ class Finisher:
         self._lost = lost
         self._entries: dict[Entry, None] = {}
         self._arrived = asyncio.Event()
+        self._page = PAGE
+        """How many go into one write: fewer after one that may have been too much for a timeout of the server's."""
 
     @property
     def full(self) -> bool:
@@ -116,10 +118,13 @@ class Finisher:
     async def once(self) -> None:
         """Write what is due, at most a page of it."""
         now = self._clock.monotonic()
-        page = [entry for entry in self._entries if entry.due <= now][:PAGE]
+        page = [entry for entry in self._entries if entry.due <= now][: self._page]
         try:
             await self._write(page)
+            self._page = min(self._page * 2, PAGE)
         except (Interrupted, Unreachable, Busy) as error:
+            if not isinstance(error, Busy):
+                self._page = max(len(page) // 2, 1)
             for entry in page:
                 entry.unsure = entry.unsure or isinstance(error, Interrupted)
             raise

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Literal, TypeAlias
 
 from workq._clock import Clock
-from workq.dialect import Connection, Interrupted, Params, Rows, Statement, Unreachable, Urgency
+from workq.dialect import Connection, Interrupted, NotNow, Params, Rows, Statement, Unreachable, Urgency
 
 Phase: TypeAlias = Literal["new", "starting", "running", "stopping", "stopped"]
 
@@ -87,12 +87,11 @@ class _Watched:
         contact = self._contact
         try:
             rows = await self._connection.fetch(statement, params, urgency)
-        except (Interrupted, Unreachable):
-            contact.reachable = False
-            raise
-        except Exception:
-            contact.reachable = True  # it refused, and so it was there
-            contact.answered.now()
+        except Exception as error:
+            # One that refused was there.
+            contact.reachable = isinstance(error, NotNow) or not isinstance(error, Interrupted | Unreachable)
+            if contact.reachable:
+                contact.answered.now()
             raise
         contact.reachable = True
         contact.answered.now()

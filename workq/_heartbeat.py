@@ -53,7 +53,7 @@ class Heartbeat:
         for held, lease in asked:
             extended = alive.get(lease[:2])
             # In complete(tx) the open transaction, which keeps the row locked, is the lease.
-            if extended or (extended is False and held.completing):
+            if extended or (extended is False and held.completing and sent < held.alive_until):
                 held.alive_until = sent + self._lease.total_seconds()
             if lease[:2] in alive or held.lease is not lease or held.ended:
                 continue  # an ended one may have been written meanwhile

@@ -99,6 +99,7 @@ class Life:
                 self._deadline.cancel()
             self._deadline = loop.call_at(at, self._expired.set)
         self._stopping.set()
+        self._claimer.close()
         self.rung.set()
         self.workers.freed.set()
 
@@ -144,6 +145,8 @@ class Life:
             # A recovered task may kill this process as it did others, and must not take along what waits.
             look = look or claimer.due(sent) or self._holding.recovered > 0
             wanted = ask(workers.free, workers.waiting, workers.pace.target, look=look)
+            if wanted is None and not self._finisher.full:
+                self.claiming.rests()
             if wanted is None or self._finisher.full:
                 workers.freed.clear()
                 await workers.freed.wait()

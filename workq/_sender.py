@@ -14,7 +14,7 @@ from workq._new import Item
 from workq._place import Ours
 from workq._shared import Shared, patiently, plainly
 from workq._store import Store
-from workq.dialect import Busy, Connection, Interrupted, Unreachable
+from workq.dialect import Busy, Connection, Interrupted, NotNow, Unreachable
 
 logger = logging.getLogger("workq")
 
@@ -95,21 +95,26 @@ class Sender:
             ids = await patiently(partial(self._shared.run_here, insert), self._store.clock)
         except Interrupted as error:
             self._failed(page, OutcomeUnknown(f"the reply to the INSERT was lost: {one_line(plainly(error))}"))
+        except NotNow as error:
+            await self._one_by_one(page, plainly(error))  # all at once may have been too much
         except (Unreachable, Busy) as error:
             self._failed(page, plainly(error))
         except asyncio.CancelledError:
             self._failed(page, OutcomeUnknown("the event loop ended during the INSERT"))
             raise
         except Exception as error:
-            if len(page) == 1:
-                self._failed(page, error)
-            for letter in page if len(page) > 1 else ():
-                await self._store_page([letter])  # so that one the database refuses does not take others along
+            await self._one_by_one(page, error)  # so that one the database refuses does not take others along
         else:
             self._stored(list(zip(items, ids, strict=True)))
             for letter, id in zip(page, ids, strict=True):
                 if letter.waiting is not None and not letter.waiting.done():
                     letter.waiting.set_result(id)
+
+    async def _one_by_one(self, page: Sequence[Letter], error: BaseException) -> None:
+        if len(page) == 1:
+            self._failed(page, error)
+        for letter in page if len(page) > 1 else ():
+            await self._store_page([letter])
 
     def _failed(self, page: Sequence[Letter], error: BaseException) -> None:
         for letter in page:

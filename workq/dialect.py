@@ -19,6 +19,7 @@ __all__ = [
     "Dialect",
     "Interrupted",
     "Names",
+    "NotNow",
     "Params",
     "Row",
     "Rows",
@@ -54,7 +55,11 @@ class Transaction(Protocol):
 
 
 class Unreachable(Exception):
-    """No connection could be had, for the reason in `__cause__`. Nothing was sent."""
+    """No connection could be had, for the reason in `__cause__`. Nothing was done."""
+
+
+class NotNow(Unreachable):
+    """The database answered that it cannot do it now: a timeout of its own, an operator, no memory, a full disk."""
 
 
 class Interrupted(Exception):

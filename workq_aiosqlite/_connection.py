@@ -15,6 +15,7 @@ import aiosqlite
 from workq.dialect import (
     Busy,
     Interrupted,
+    NotNow,
     Params,
     Rows,
     Statement,
@@ -39,7 +40,6 @@ NO_WAY_IN = frozenset(
         sqlite3.SQLITE_CANTOPEN,
         sqlite3.SQLITE_READONLY,
         sqlite3.SQLITE_PROTOCOL,
-        sqlite3.SQLITE_NOMEM,
     }
 )
 """Errors of the disk or the file that say nothing about the statement, after which nothing was done."""
@@ -159,10 +159,12 @@ class File:
         except sqlite3.OperationalError as error:
             # Or else a finish that meets a full disk would be taken for one that is refused, and fail its task.
             if code_of(error) in NO_WAY_IN:
-                raise Unreachable(f"the file cannot be used: {error}") from error
+                raise NotNow(f"the file cannot be used: {error}") from error
             if code_of(error) == sqlite3.SQLITE_IOERR:
                 raise Interrupted(f"the file broke: {error}") from error
             raise
+        except MemoryError as error:
+            raise NotNow("SQLite has no memory left") from error
 
     async def _fetch(self, statement: Statement, params: Params, urgency: Urgency, first: bool) -> Rows:
         if not statement.writes:

@@ -147,7 +147,8 @@ async def listen_on(pool: asyncpg.Pool[Any], channel: str, heard: Callable[[str 
                     await asyncio.sleep(ALIVE_EVERY)
                     ((takes_writes,),) = await connection.fetch(ALIVE, {}, Urgency(timeout=5))
                     if not takes_writes:
-                        end(raw)  # a demoted primary: nobody rings there any more
+                        end(raw)  # a demoted primary: nobody rings there any more,
+                        await pool.expire_connections()  # and the pool's other connections lead there, too
             finally:
                 # Nobody else may get it as it is; and it is not thrown away, or the pool would connect anew at once.
                 alarm = asyncio.get_running_loop().call_later(0.1, end, raw)

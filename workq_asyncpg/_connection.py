@@ -13,6 +13,7 @@ import asyncpg
 from workq.dialect import (
     Busy,
     Interrupted,
+    NotNow,
     Params,
     Rows,
     Statement,
@@ -123,7 +124,7 @@ class PostgresConnection:
                 end(raw)
                 raise Interrupted(f"{self._purpose}: the connection broke or was too slow") from error
             if isinstance(error, NOT_NOW):
-                raise Unreachable(f"{self._purpose}: the server could not do it now") from error
+                raise NotNow(f"{self._purpose}: the server could not do it now") from error
             raise
         finally:
             alarm.cancel()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from functools import partial
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 import asyncpg
 
@@ -26,16 +27,21 @@ class Hosts:
     """Connects for a pool: `create_pool(dsn, connect=Hosts(dsn).connect)`.
 
     asyncpg asks one host after the other, and the first may use up the whole time: after a failover, the machine of the
-    old primary is often not there to refuse a connection.
+    old primary is often not there to refuse a connection. Where neither the URL nor PGTARGETSESSIONATTRS says which
+    server is wanted, it is one that can be written to: a standby that answers first would do for nothing.
     """
 
     def __init__(self, dsn: str) -> None:
         self._dsns = each_host(dsn)
+        said = "target_session_attrs" in dict(parse_qsl(urlsplit(dsn).query)) or "PGTARGETSESSIONATTRS" in os.environ
+        self._wanted: dict[str, Any] = {} if said or len(self._dsns) == 1 else {"target_session_attrs": "read-write"}
 
     async def connect(self, dsn: object, /, **options: Any) -> asyncpg.Connection[Any]:
-        """A connection to the first that answers. Raises what the first one that failed said."""
+        """A connection to the first that answers as it should. Raises what a server said, if one did, or else the error
+        of the first that failed."""
+        wanted = self._wanted | options
         attempts = [
-            asyncio.create_task(_later(place * HEAD_START, each, options)) for place, each in enumerate(self._dsns)
+            asyncio.create_task(_later(place * HEAD_START, each, wanted)) for place, each in enumerate(self._dsns)
         ]
         chosen: Answer | None = None
         errors: list[Exception] = []
@@ -57,7 +63,7 @@ class Hosts:
                     chosen.connection.terminate()
                 raise
         if chosen is None:
-            raise errors[0]
+            raise min(errors, key=lambda error: not isinstance(error, asyncpg.PostgresError))
         self._dsns.sort(key=chosen.dsn.__ne__)  # it is asked first from now on
         return chosen.connection
 

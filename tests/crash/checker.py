@@ -278,7 +278,7 @@ def takeovers(story: Story, settings: Settings) -> Iterator[Takeover]:
             since = max(death.at, nodes.first_alive(start.begun))
             waits = [float(line.note) for line in story.by_what["waited"] if since < line.at < start.begun]
             # An executor that saw a stall takes nothing over for one beat interval: "later by that much then".
-            excuse = settings.lease / 3 * (1 + len(waits)) + sum(waits)
+            excuse = settings.lease / 3 * (1 + len(waits)) + sum(waits) if waits else 0.0
             yield Takeover(
                 start.begun - since,
                 excuse,

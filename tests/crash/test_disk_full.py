@@ -114,7 +114,7 @@ async def test_a_transaction_on_a_full_disk_stores_neither_the_applications_row_
         queue = workq.Queue(db)
         await queue.migrate()
         await database.rows("create table orders (number integer, text text)")
-        kept = list[int]()
+        kept, ballast = list[int](), small_disk / "not there yet"
         for number in range(400):
             if number == 20:
                 ballast = await asyncio.to_thread(fill, small_disk)

@@ -149,9 +149,11 @@ async def test_a_pool_of_the_applications_own_goes_over_to_the_standby_with_it(p
     happens, attributes = WAYS[way]
     began, second = time.monotonic(), PostgresDatabase(pair.second.url, "public")
     options: dict[str, Any] = {"min_size": 0, "max_size": 20}
+    pool: asyncpg.Pool[Any]
     if way == "frozen":
         url = pair.url(attributes)
-        pool = asyncpg.create_pool(url, connect=workq_asyncpg.Hosts(url).connect, **options)
+        connect: Any = workq_asyncpg.Hosts(url).connect
+        pool = asyncpg.create_pool(url, connect=connect, **options)
     else:
         ports = [pair.first.port, pair.second.port]
         hosts = {"host": ["127.0.0.1"] * 2, "port": ports, "target_session_attrs": attributes}

@@ -56,7 +56,7 @@ async def test_nodes_ten_minutes_off_start_nothing_early_and_steal_nothing(
         await workq.Queue(db).migrate()
     before = time.time()
     with nodes_on(postgres, tmp_path) as nodes:
-        options = {"workers": 6, "lease": LEASE, "poll": 0.1, "takes": LONG}
+        options: dict[str, Any] = {"workers": 6, "lease": LEASE, "poll": 0.1, "takes": LONG}
         for minutes in skews:
             await nodes.start(environment=off(faketime, minutes), produce=4, schedules=1, **options)
         for minutes in skews:
@@ -105,7 +105,13 @@ async def test_processes_that_share_a_wrong_clock_do_not_notice(
     async with sqlite.open() as db:
         await workq.Queue(db).migrate()
     with nodes_on(sqlite, tmp_path) as nodes:
-        options = {"workers": 6, "lease": LEASE, "poll": 0.1, "takes": LONG, "environment": off(faketime, 10)}
+        options: dict[str, Any] = {
+            "workers": 6,
+            "lease": LEASE,
+            "poll": 0.1,
+            "takes": LONG,
+            "environment": off(faketime, 10),
+        }
         await nodes.start(produce=4, **options)
         await nodes.start(produce=8, delay=DELAY, **options)
         due = dict[int, float]()

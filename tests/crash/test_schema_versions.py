@@ -38,7 +38,7 @@ async def test_this_release_and_the_next_serve_one_table_while_it_is_migrated(
 ) -> None:
     """F54: no loss, fence: old, then old and new, then an old one that starts after the migration."""
     began, newer = time.monotonic(), next_release(tmp_path / "next", works_from=1)
-    options = {"workers": 4, "poll": 0.1, "lease": 30, "takes": 0.02}
+    options: dict[str, Any] = {"workers": 4, "poll": 0.1, "lease": 30, "takes": 0.02}
     old = await nodes.start("--migrate", produce=300, **options)
     await nodes.journal.until("completed", 20)
     new = nodes.begin("--migrate", environment=newer, produce=200, **options)

@@ -23,7 +23,7 @@ FROM_EACH = 1_000_000
 TABLES = ("create table orders (number integer not null)", "create table payments (number integer not null)")
 
 
-def payer(path: Path) -> workq.Handler[int, None]:
+def payer(path: Path) -> workq.Handler[int, Any]:
     """Pays an order, and ends its task, in one transaction."""
 
     @workq.handler("pay", retry=workq.linear(retries=20, delay=0.1))

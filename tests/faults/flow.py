@@ -60,8 +60,9 @@ class Flow:
         await self.queues[0].wait(timeout=2 * SOON)
 
     async def healthy(self) -> bool:
-        """No executor's loop is failing."""
-        return all(executor.health().ok for executor in self.executors)
+        """Every executor has just claimed with success."""
+        every = [executor.health() for executor in self.executors]
+        return all(one.ok and one.reachable and one.claimed_ago is not None and one.claimed_ago < 1 for one in every)
 
     def completed(self) -> list[int]:
         """The ids of all accepted results."""

@@ -428,7 +428,7 @@ def verdict(
     within_lease: bool,
 ) -> str:
     """What the code makes of a row that its finish left out."""
-    held = SimpleNamespace(lease=lease, completing=completing, moves_to=() if scheduled else None)
+    held = SimpleNamespace(lease=lease, completing=completing, committed=False, moves_to=() if scheduled else None)
     entry = SimpleNamespace(held=held, ending=SimpleNamespace(settled=() if settled else None), unsure=unsure)
     row = None if seen is None else Lease(lease.id, *seen)
     return _finish.verdict(cast(Any, entry), row, within_lease=within_lease)
@@ -440,7 +440,7 @@ def _wrong_telling(held: Held, said: str, row: Row | None) -> str:
         return ""
     if row is None and held.completing:
         return ""  # nobody can say whose deletion was the first change
-    if held.scheduled and held.completing and row.version > held.version + 1:
+    if row is not None and held.scheduled and held.completing and row.version > held.version + 1:
         return ""  # nor whether complete(tx) was the first of several changes
     return f"fence: {said} was told of a result that was not taken"
 

@@ -77,7 +77,9 @@ def searched(story: str, world: World) -> Found:
         f"{story}: {found.states} states",
         tasks=world.tasks,
         took=took,
-        violations={"fence": 0, "one holder": 0, "no loss": 0, "one schedule": 0},
+        violations={
+            promise: int(found.broken == promise) for promise in ("fence", "one holder", "no loss", "one schedule")
+        },
     )
     assert (found.broken, found.trace) == ("", ())
     assert found.complete

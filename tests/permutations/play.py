@@ -21,7 +21,7 @@ from workq._ending import Settled
 from workq._place import PATIENT, Callers
 from workq._store import Store, Wanted
 from workq._task import Lease
-from workq.dialect import Statement
+from workq.dialect import Params, Rows, Statement
 from workq_asyncpg import Postgres
 from workq_asyncpg._connection import DID_NOTHING, PostgresConnection
 
@@ -37,9 +37,9 @@ class Counted(PostgresConnection):
 
     swallowed: Counter[str]
 
-    async def _once(self, statement: Statement, *args: Any) -> Any:
+    async def _once(self, statement: Statement, params: Params, deadline: float, lock_wait: float | None) -> Rows:
         try:
-            return await super()._once(statement, *args)
+            return await super()._once(statement, params, deadline, lock_wait)
         except DID_NOTHING as error:
             self.swallowed[type(error).__name__] += 1
             raise
@@ -316,7 +316,7 @@ async def stage(
             statement: Statement = getattr(dialect.sql, name)
             assert right in statement.text
             planted = replace(statement, text=statement.text.replace(right, wrong))
-            dialect._sql = replace(dialect.sql, **{name: planted})
+            dialect._sql = replace(dialect.sql, **{name: planted})  # pyright: ignore[reportPrivateUsage]
         store = Store(dialect, Clock())
         swallowed = Counter[str]()
         everyone: list[Participant] = []

@@ -26,6 +26,7 @@ from support import Database, PostgresDatabase, SQLiteDatabase
 from workq._caution import Caution
 from workq._held import Holding
 from workq._life import Life
+from workq._place import PATIENT
 from workq._task import Lease
 from workq.dialect import Connection, Dialect, Statement, Statements, Urgency
 
@@ -194,7 +195,7 @@ class World:
         """What `start` does for its schedules."""
         store = self.queue.hub.store
         due = await store.now(self._own) + timedelta(seconds=model.PERIOD)
-        await store.insert_schedules(self._own, [("", name, key, "0", 0, due) for name, key in schedules])
+        await store.insert_schedules(self._own, [("", name, key, "0", 0, due) for name, key in schedules], PATIENT)
 
     async def let_pass(self, seconds: int) -> None:
         """Let time pass for all tasks at once."""

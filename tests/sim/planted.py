@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,9 @@ class Plant:
 
     name: str
     promises: frozenset[str]
-    """Which of them a story may see broken first."""
+    """Which of them a story sees broken."""
+    seed: int
+    """A story that does: it is tried first, and if it has changed, all the others."""
     statements: Callable[[Statements], Statements] = lambda sql: sql
     code: Callable[[pytest.MonkeyPatch], None] = lambda patch: None
 
@@ -57,6 +59,20 @@ def unfenced(statement: Statement) -> Statement:
     return replace(statement, text=text, page=page)
 
 
+def nothing(*args: Any, **options: Any) -> None:
+    """In the place of what should be done."""
+
+
+def no(*args: Any, **options: Any) -> bool:
+    """In the place of a question."""
+    return False
+
+
+def yes(*args: Any, **options: Any) -> bool:
+    """In the place of a question."""
+    return True
+
+
 def hands_back_what_runs(patch: pytest.MonkeyPatch) -> None:
     hand_back = Workers.hand_back
 
@@ -74,7 +90,7 @@ def ignores_the_answer(patch: pytest.MonkeyPatch) -> None:
 
     def planted(self: Any, *args: Any) -> None:
         begin(self, *args)
-        self._lost = lambda held: None
+        self._lost = nothing
 
     patch.setattr(Heartbeat, "__init__", planted)
 
@@ -90,12 +106,16 @@ def one_token(patch: pytest.MonkeyPatch) -> None:
 
 def never_begins_again(patch: pytest.MonkeyPatch) -> None:
     cursor = _claim.next_cursor
-    patch.setattr(Claimer, "due", lambda self, now: False)
-    patch.setattr(_claim, "next_cursor", lambda before, page, asked: cursor(before, page, min(asked, len(page))))
+
+    def planted(before: Any, page: Sequence[Any], asked: int) -> Any:
+        return cursor(before, page, min(asked, len(page)))
+
+    patch.setattr(Claimer, "due", no)
+    patch.setattr(_claim, "next_cursor", planted)
 
 
 def waits_for_foreign_rows(patch: pytest.MonkeyPatch) -> None:
-    skipping = Database._skipping
+    skipping = Database._skipping  # pyright: ignore[reportPrivateUsage]
 
     def planted(self: Any, name: str, call: int, statement: Statement, params: Any) -> Any:
         if name != "extend" and any(lease[0] in self.locks for lease in params.get("leases", params.get("endings"))):
@@ -148,23 +168,27 @@ PLANTS = (
     Plant(
         "a finish that looks at the id alone",
         frozenset({"fence", "no loss"}),
+        92,
         statements=lambda sql: replace(sql, succeed=unfenced(sql.succeed)),
     ),
     Plant(
         "a retry that looks at the id alone",
         frozenset({"fence"}),
+        9,
         statements=lambda sql: replace(sql, settle=unfenced(sql.settle)),
     ),
     Plant(
         "a complete(tx) that looks at the id alone",
         frozenset({"fence"}),
+        75,
         statements=lambda sql: replace(sql, complete=unfenced(sql.complete)),
     ),
-    Plant("a stop that hands back what still runs", frozenset({"fence"}), code=hands_back_what_runs),
-    Plant("a beat that ignores its answer", frozenset({"one holder"}), code=ignores_the_answer),
+    Plant("a stop that hands back what still runs", frozenset({"fence"}), 5, code=hands_back_what_runs),
+    Plant("a beat that ignores its answer", frozenset({"one holder"}), 23, code=ignores_the_answer),
     Plant(
         "a beat that extends nothing",
         frozenset({"one holder"}),
+        0,
         statements=lambda sql: replace(
             sql,
             extend=replace(
@@ -172,10 +196,11 @@ PLANTS = (
             ),
         ),
     ),
-    Plant("a claim that draws no new token", frozenset({"fence", "one holder", "takeover"}), code=one_token),
+    Plant("a claim that draws no new token", frozenset({"fence", "one holder", "takeover"}), 0, code=one_token),
     Plant(
         "a claim of leases that are alive",
         frozenset({"one holder"}),
+        0,
         statements=lambda sql: replace(
             sql,
             claim=replace(
@@ -186,6 +211,7 @@ PLANTS = (
     Plant(
         "a reschedule of what runs",
         frozenset({"one holder"}),
+        6,
         statements=lambda sql: replace(
             sql,
             reschedule=replace(
@@ -194,24 +220,29 @@ PLANTS = (
             ),
         ),
     ),
-    Plant("a cursor that never begins again", frozenset({"no loss", "takeover"}), code=never_begins_again),
-    Plant("a finish that waits for foreign rows", frozenset({"isolation"}), code=waits_for_foreign_rows),
-    Plant("ids that are given twice", frozenset({"fence", "no loss"}), code=reuses_ids),
+    Plant("a cursor that never begins again", frozenset({"no loss", "takeover"}), 75, code=never_begins_again),
+    Plant("a finish that waits for foreign rows", frozenset({"isolation"}), 106, code=waits_for_foreign_rows),
+    Plant("ids that are given twice", frozenset({"fence", "no loss"}), 0, code=reuses_ids),
     Plant(
         "a takeover without caution",
         frozenset({"one holder"}),
-        code=lambda patch: patch.setattr(Caution, "may_take_over", lambda self, monotonic: True),
+        19,
+        code=lambda patch: patch.setattr(Caution, "may_take_over", yes),
     ),
-    Plant("a complete(tx) believed though it rolled back", frozenset({"no trace"}), code=believes_what_was_rolled_back),
+    Plant(
+        "a complete(tx) believed though it rolled back", frozenset({"no trace"}), 2, code=believes_what_was_rolled_back
+    ),
     Plant(
         "a claim that starts beside itself",
         frozenset({"one holder"}),
-        code=lambda patch: patch.setattr(Holding, "renew", lambda self, lease, alive_until: False),
+        33,
+        code=lambda patch: patch.setattr(Holding, "renew", no),
     ),
     Plant(
         "a schedule that ends with its first success",
         frozenset({"one schedule"}),
-        code=lambda patch: patch.setattr(Settings, "when", lambda self, claimed: None),
+        0,
+        code=lambda patch: patch.setattr(Settings, "when", nothing),
     ),
-    Plant("a loop that ends at its first error", frozenset({"isolation"}), code=ends_at_the_first_error),
+    Plant("a loop that ends at its first error", frozenset({"isolation"}), 0, code=ends_at_the_first_error),
 )

@@ -244,7 +244,11 @@ def one_holder(world: World, history: History) -> Iterator[str]:
     for run in world.runs:
         for other in world.runs:
             beside = run is not other and run.claim[0] == other.claim[0] and run.node is other.node
-            if beside and run.at <= other.at < (run.ended or world.loop.time()) and not run.held.lost:
+            if not beside:
+                continue
+            told = [at for at, event in run.node.events if event.kind == "lost" and event.id == run.claim[0]]
+            lost = any(run.at <= at <= other.at for at in told)
+            if run.at <= other.at < (run.ended or world.loop.time()) and not lost:
                 yield f"task {run.claim[0]} was started a second time on {run.node}, where it ran ({other.at:.3f} s)"
     for claim in history.claims.values():
         thief = claim.successor

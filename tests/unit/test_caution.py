@@ -148,7 +148,8 @@ def test_patience_is_never_below_what_an_ordinary_takeover_has() -> None:
 
 
 def test_no_claim_waits_so_long_that_what_it_brings_is_hardly_leased() -> None:
-    assert fresh().patience(takeover=False) == BEAT
+    assert fresh().patience(takeover=False) == 1
+    assert Caution(0.75, POLL, 0.0, wall(0)).patience(takeover=False) == 0.25
 
 
 def test_an_older_look_that_is_told_late_changes_nothing() -> None:

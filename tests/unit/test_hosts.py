@@ -32,11 +32,13 @@ class Servers:
     def __init__(self, **does: float | Exception) -> None:
         self.does = does
         self.asked: list[str] = []
+        self.wanted: set[object] = set()
         self.made: list[Connection] = []
 
     async def connect(self, dsn: str, **options: Any) -> Connection:
         name = "one" if "@one" in dsn else "two"
         self.asked.append(name)
+        self.wanted.add(options.get("target_session_attrs"))
         what = self.does[name]
         if isinstance(what, Exception):
             raise what
@@ -103,3 +105,28 @@ async def test_a_cancelled_connect_leaves_nothing(monkeypatch: pytest.MonkeyPatc
     await asyncio.sleep(0)
     assert [made.dropped for made in answering.made] == [True] * len(answering.made)
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@pytest.mark.parametrize(
+    ("dsn", "said", "wanted"),
+    [
+        (BOTH, {}, "read-write"),
+        (BOTH + "&target_session_attrs=any", {}, None),
+        (BOTH, {"target_session_attrs": "any"}, "any"),
+        (ONE, {}, None),
+    ],
+)
+async def test_of_several_servers_one_that_takes_writes_is_wanted_unless_said_otherwise(
+    monkeypatch: pytest.MonkeyPatch, dsn: str, said: dict[str, str], wanted: str | None
+) -> None:
+    """F22, back again: a standby that answers first, once, would be asked first, and do for nothing, ever after."""
+    monkeypatch.delenv("PGTARGETSESSIONATTRS", raising=False)
+    answering = servers(monkeypatch, one=0, two=0)
+    await Hosts(dsn).connect(dsn, **said)
+    assert answering.wanted == {wanted}
+
+
+async def test_what_a_server_said_counts_more_than_that_another_was_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers(monkeypatch, one=ConnectionRefusedError("by one"), two=asyncpg.InvalidPasswordError("by two"))
+    with pytest.raises(asyncpg.InvalidPasswordError, match="by two"):
+        await Hosts(BOTH).connect(BOTH)

@@ -399,6 +399,7 @@ update {table} t
                    and ($3::text is null or o.error ilike $3)) ranked
          where ranked.first))
         and f.failed_at is not null
+        and ($3::text is null or f.error ilike $3)  -- again: it may have failed anew before it was locked
         and (f.scheduled or f.key is null or not exists (
              select from {table} o
               where o.queue = f.queue and o.name = f.name and o.key = f.key and not o.scheduled

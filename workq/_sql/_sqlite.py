@@ -317,15 +317,19 @@ update or ignore {table}
        locked_by = null, locked_until = null, version = version + 1
  where failed_at is not null
    and id in (
-     select f.id from {table} f
-      where f.failed_at is not null
-        and (:name is null or f.name = :name) and (:queue is null or f.queue = :queue)
-        and (:error_like is null or f.error like :error_like escape '\\')
+     select f.id
+       from (select o.id, o.queue, o.name, o.key, o.scheduled, o.failed_at,
+                    o.scheduled or o.key is null
+                    or row_number() over (partition by o.queue, o.name, o.key, o.scheduled order by o.id) = 1 as first
+               from {table} o
+              where o.failed_at is not null
+                and (:name is null or o.name = :name) and (:queue is null or o.queue = :queue)
+                and (:error_like is null or o.error like :error_like escape '\\')) f
+      where f.first
         and (f.scheduled or f.key is null or not exists (
              select 1 from {table} o
               where o.queue = f.queue and o.name = f.name and o.key = f.key and not o.scheduled
-                and (o.failed_at is null or (o.failed_at is not null and o.id < f.id
-                     and (:error_like is null or o.error like :error_like escape '\\')))))
+                and o.failed_at is null))
       order by f.failed_at, f.id
       limit :limit)
 returning id, queue, name, key, headers
