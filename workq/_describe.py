@@ -65,7 +65,7 @@ def message_of(error: BaseException) -> str:
 
 
 def without_value(text: str) -> str:
-    """What msgspec says of enums, literals, tags and fields, "Invalid enum value 'secret' - at `$.it`", less the secret."""
+    """What msgspec says of enums, literals, tags and fields, less the value, which may be a secret."""
     what = r"^(Invalid (?:enum )?value|Object contains unknown field) .*?((?: - at `[^`]*`)?)$"
     return re.sub(what, r"\1\2", text, flags=re.DOTALL)
 

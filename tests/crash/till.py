@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import workq
 from faults.ledger_worker import moment, on_sqlite
