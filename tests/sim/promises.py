@@ -244,7 +244,9 @@ def one_holder(world: World, history: History) -> Iterator[str]:
     for run in world.runs:
         for other in world.runs:
             beside = run is not other and run.claim[0] == other.claim[0] and run.node is other.node
-            if not beside:
+            if (
+                not beside or run.completed
+            ):  # from complete(tx) on its transaction is its lease, and it is never cancelled
                 continue
             told = [at for at, event in run.node.events if event.kind == "lost" and event.id == run.claim[0]]
             lost = any(run.at <= at <= other.at for at in told)
@@ -376,8 +378,10 @@ def events(world: World, history: History) -> Iterator[str]:
             if node.calm(last.at, last.ended[1] + 3) and world.loop.time() > last.ended[1] + 3:
                 run = run_of(world, last)
                 lease = last.call.params["lease"].total_seconds()
-                if run is not None and run.how != "done" and (run.ended or 0) > last.ended[1] + lease / 3:
-                    continue  # committed, and then an error after the lease was over: workq cannot know
+                if run is not None and run.how != "done" and run.ended is not None:
+                    late = run.ended > last.ended[1] + lease / 3
+                    if late or world.in_the_way(id, run.ended, run.ended + lease / 3):
+                        continue  # committed, and then an error, seen after the lease was over: workq cannot know
                 if run is not None and run.ended is not None and node.calm(last.at, run.ended + 3):
                     yield f"{node} did not tell that task {id} was completed"
 
