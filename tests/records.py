@@ -11,7 +11,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-PROMISES = (
+PROMISES: tuple[str, ...] = (
     "no loss",
     "no trace",
     "fence",

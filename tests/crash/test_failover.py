@@ -216,14 +216,20 @@ async def test_the_listening_connection_does_not_stay_with_a_demoted_primary(
         async with workq.Executor(queue, [work], poll_interval=600):
             await eventually(listener)
             before = await listener()
-            for setting in ("on", "off"):
+
+            async def read_only(setting: str) -> None:
                 await value(server, f"alter system set default_transaction_read_only = {setting}")
                 await value(server, "select pg_reload_conf()")
-                await asyncio.sleep(0.5)
+
+            async def gone() -> bool:
+                return await listener() != before
 
             async def replaced() -> bool:
                 return await listener() not in (None, before)
 
+            await read_only("on")
+            await eventually(gone)
+            await read_only("off")
             await eventually(replaced)
             await workq.Queue(other).enqueue(None, work, 1)
             await events.until("completed")

@@ -12,18 +12,6 @@ from workq_aiosqlite._bind import micros
 
 FINISHES = ("succeed", "settle", "complete", "complete_schedule")
 REPAIRS = ("retry", "retry_all", "reschedule", "disable", "delete")
-CHECKED: tuple[str, ...] = (
-    "no loss",
-    "no trace",
-    "fence",
-    "one holder",
-    "takeover",
-    "one schedule",
-    "clean stop",
-    "back again",
-    "same value",
-    "isolation",
-)
 WRITTEN = 1.5
 """Seconds in which the end of a run is in the table, where nothing is in the way."""
 NOTICED = 1.0

@@ -18,8 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from records import record
-from sim.promises import CHECKED
+from records import PROMISES, record
 from sim.story import Result, play
 from sim.trace import traced
 
@@ -48,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
             print(f"BROKEN {promise}: {text}")
         return 1 if result.violations else 0
     began, broken, tasks, runs, statements, seconds = time.monotonic(), 0, 0, 0, 0, 0.0
-    counts = dict.fromkeys(CHECKED, 0)
+    counts = dict.fromkeys(PROMISES, 0)
     takeovers: list[float] = []
     for result in all_of(args.first, args.seeds, args.jobs):
         tasks, runs, statements = tasks + result.tasks, runs + result.runs, statements + result.statements

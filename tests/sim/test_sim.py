@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from records import record
+from records import PROMISES, record
 from sim.planted import PLANTS, Plant
 from sim.story import play
 
@@ -55,9 +55,8 @@ def check(seeds: range | tuple[int, ...], folder: Path) -> None:
 
 def counted(broken: list[str]) -> dict[str, int]:
     """How often each promise was broken, of all that are checked."""
-    from sim.promises import CHECKED
 
-    return {promise: broken.count(promise) for promise in CHECKED}
+    return {promise: broken.count(promise) for promise in PROMISES}
 
 
 @pytest.mark.parametrize("part", range(PARTS))
