@@ -9,13 +9,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import random
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiosqlite
+
 import workq
-from faults.ledger_worker import moment, on_sqlite
 from faults.worker import Journal
 
 FROM_EACH = 1_000_000
@@ -24,12 +26,26 @@ FROM_EACH = 1_000_000
 TABLES = ("create table orders (number integer not null)", "create table payments (number integer not null)")
 
 
+@asynccontextmanager
+async def begun(path: str) -> AsyncGenerator[aiosqlite.Connection]:
+    """A transaction of the application's own, committed unless the process is killed in it."""
+    async with aiosqlite.connect(path, isolation_level=None, timeout=60) as conn:
+        await conn.execute("begin immediate")
+        yield conn
+        await conn.execute("commit")
+
+
+async def moment(most: float) -> None:
+    """Any time in which this process may be killed."""
+    await asyncio.sleep(random.uniform(0, most))
+
+
 def payer(path: Path) -> workq.Handler[int, Any]:
     """Pays an order, and ends its task, in one transaction."""
 
     @workq.handler("pay", retry=workq.linear(retries=20, delay=0.1))
     async def pay(task: workq.Task[int]) -> None:
-        async with on_sqlite(str(path))() as tx:
+        async with begun(str(path)) as tx:
             await tx.execute(f"insert into payments values ({task.payload})")
             await moment(0.002)
             await task.complete(tx)
@@ -50,7 +66,7 @@ async def produce(queue: workq.Queue, path: Path, journal: Journal, first: int) 
     """One order after the other."""
     number = first
     while True:
-        async with on_sqlite(str(path))() as tx:
+        async with begun(str(path)) as tx:
             await tx.execute(f"insert into orders values ({number})")
             await queue.enqueue(tx, "pay", number)
         journal.write("acked", number)
@@ -61,7 +77,7 @@ async def produce(queue: workq.Queue, path: Path, journal: Journal, first: int) 
 async def main(args: argparse.Namespace) -> None:
     journal = Journal(args.journal)
     async with opened(args.path) as (queue, executor):
-        async with on_sqlite(str(args.path))() as tx:
+        async with begun(str(args.path)) as tx:
             for table in TABLES:
                 await tx.execute(table)
         async with executor:
