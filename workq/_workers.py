@@ -146,12 +146,16 @@ class Workers:
             held = waiting.popleft()
             if held.lost:
                 self._holding.remove(held)
-            elif held.alive_until - self._clock.monotonic() < self._settings.lease / 3:
-                self._end(held, hand_back(held.claimed), None)  # the process stood still
+            elif self._is_stale(held, self._clock.monotonic()):
+                self._end(held, hand_back(held.claimed), None)
             else:
                 self._start(held)
         if len(waiting) <= self.pace.target // 2:
             self.freed.set()
+
+    def _is_stale(self, held: Held, now: float) -> bool:
+        """Has the process stood still, so that the lease is about to end? Then it must not start."""
+        return held.alive_until - now < self._settings.lease / 3
 
     def _start(self, held: Held) -> None:
         # A context of its own for each run: nothing that a handler sets is seen by a later one.
@@ -168,10 +172,11 @@ class Workers:
         clock = self._clock
         outcome: Outcome | None
         try:
-            if held.cancelled is not None:
-                self._end(held, hand_back(held.claimed), None)  # before its first step
-                return
             began = clock.monotonic()
+            # Before the first step it may have been cancelled, or the process may have stood still.
+            if held.cancelled is not None or self._is_stale(held, began):
+                self._end(held, hand_back(held.claimed), None)
+                return
             self._reporter.started(held)
             try:
                 outcome, payload = await run_once(held, self._settings.middleware, self._threads, self._complete)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -996,3 +997,23 @@ async def test_an_executor_that_starts_behind_a_transaction_waits_for_the_beats_
         await node.events.until("started")
         assert asyncio.get_running_loop().time() - since > lease / 3 * 0.9
         await executor.stop()
+
+
+async def test_what_was_about_to_start_when_the_process_stood_still_is_handed_back(database: Database) -> None:
+    """one holder: a start after the lease is over may come beside somebody else's."""
+    blocked = list[int]()
+    events = Events()
+
+    @workq.handler("note")
+    async def note(task: workq.Task[int]) -> None:
+        if not blocked:
+            blocked.append(task.id)
+            time.sleep(0.9)  # noqa: ASYNC251 - as if the process was frozen: the other one of the page is next
+
+    async with hooked(database, events) as queue:
+        ids = await queue.enqueue_many(None, [workq.NewTask(note, number) for number in range(2)])
+        async with workq.Executor(queue, [note], workers=2, lease=0.9, poll_interval=0.05, claim_ahead=False):
+            await events.until("completed", 1)
+            await queue.wait(timeout=SOON)
+        (other,) = {id for id in ids if id is not None} - set(blocked)
+    assert told(events, other) == ["enqueued", "released", "started", "completed"]

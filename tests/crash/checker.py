@@ -252,8 +252,12 @@ def takeovers(story: Story, settings: Settings) -> Iterator[Takeover]:
     """takeover: from the death of a node to the start elsewhere of each task that it held.
 
     Counted from where somebody is there to take over. Left out: what had ended, or a caller deleted; where the heir
-    died in its turn, or somebody stood still, or the database was away; and suspects, which run one at a time.
+    died in its turn, or somebody stood still, or the database was away; suspects, which run one at a time; and what
+    older tasks were before it that had to wait for a worker, too.
     """
+    limit = settings.lease + settings.poll + 1
+    acked = {line.id: line.at for line in story.by_what["acked"]}
+    first = {id: min((run.begun for run in story.runs_of[id]), default=math.inf) for id in acked}
     nodes = Nodes(story)
     settled = defaultdict[tuple[int, int], list[float]](list)
     for what in ("completed", "failed", "released", "end", "raised", "cancelled", "lost"):
@@ -276,6 +280,8 @@ def takeovers(story: Story, settings: Settings) -> Iterator[Takeover]:
             if start is None or heir is None or start.pid != heir.pid or story.was_quiet(death.at, start.begun):
                 continue
             since = max(death.at, nodes.first_alive(start.begun))
+            if any(other < id and acked[other] < death.at and first[other] > since + limit for other in acked):
+                continue
             waits = [float(line.note) for line in story.by_what["waited"] if since < line.at < start.begun]
             # An executor that saw a stall takes nothing over for one beat interval: "later by that much then".
             excuse = settings.lease / 3 * (1 + len(waits)) + sum(waits) if waits else 0.0

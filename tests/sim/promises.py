@@ -230,6 +230,11 @@ def one_holder(world: World, history: History) -> Iterator[str]:
         if run.lease != run.claim and claims[run.lease]:
             yield f"a lease of task {run.claim[0]} that was renewed for its handler was started as well"
     for run in world.runs:
+        mine = history.claims.get(run.claim)
+        heir = None if mine is None or mine.undone else mine.successor
+        if heir is not None and heir.at < run.at:
+            yield f"task {run.claim[0]} was started on {run.node} after {heir.call.node} had taken it over ({run.at:.3f} s)"
+    for run in world.runs:
         for other in world.runs:
             beside = run is not other and run.claim[0] == other.claim[0] and run.node is other.node
             if (
@@ -317,9 +322,11 @@ def back_again(world: World, history: History) -> Iterator[str]:
                 continue
             if any(begin < until + bound and end > until for begin, end in node.troubles):
                 continue
-            later = [at for at, other, name in world.replies if other is node and name == "claim" and at > until]
+            # One whose workers are all busy has nothing to claim, and beats.
+            loops = ("claim", "extend")
+            later = [at for at, other, name in world.replies if other is node and name in loops and at > until]
             if 0 < node.began < until and not (later and later[0] <= until + bound):
-                yield f"{node} did not claim again within {bound:g} s after the database came back ({until:.3f} s)"
+                yield f"{node} did not go on within {bound:g} s after the database came back ({until:.3f} s)"
 
 
 def same_value(world: World, history: History) -> Iterator[str]:
