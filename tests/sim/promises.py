@@ -233,7 +233,7 @@ def one_holder(world: World, history: History) -> Iterator[str]:
         mine = history.claims.get(run.claim)
         heir = None if mine is None or mine.undone else mine.successor
         if heir is not None and heir.at < run.at:
-            yield f"task {run.claim[0]} was started on {run.node} after {heir.call.node} had taken it over ({run.at:.3f} s)"
+            yield f"task {run.claim[0]} was started on {run.node} after {heir.call.node} took it over ({run.at:.3f} s)"
     for run in world.runs:
         for other in world.runs:
             beside = run is not other and run.claim[0] == other.claim[0] and run.node is other.node
