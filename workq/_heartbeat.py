@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 
-from workq._caution import Caution
+from workq._caution import IMPATIENT, Caution
 from workq._clock import Clock
 from workq._held import Held, Holding
 from workq._store import Store
-from workq.dialect import Connection, Urgency
+from workq._task import Lease
+from workq.dialect import Busy, Connection, Urgency
 
 
 class Heartbeat:
@@ -33,6 +34,7 @@ class Heartbeat:
         self._caution = caution
         self._lease = timedelta(seconds=lease)
         self._urgency = Urgency(timeout=min(lease / 3, 5))
+        self._brief = Urgency(timeout=self._urgency.timeout, lock_wait=min(IMPATIENT, self._urgency.timeout))
         self._lost = lost
         self._turn = asyncio.Lock()
 
@@ -48,7 +50,7 @@ class Heartbeat:
         sent, wall = self._clock.monotonic(), self._clock.now()
         if not asked:
             return
-        alive = await self._store.extend(self._connection, [lease for _, lease in asked], self._lease, self._urgency)
+        alive = await self._extended([lease for _, lease in asked])
         self._caution.looked(sent, wall)
         for held, lease in asked:
             extended = alive.get(lease[:2])
@@ -62,3 +64,12 @@ class Heartbeat:
                 continue
             if self._holding.has(held):
                 self._lost(held)
+
+    async def _extended(self, leases: list[Lease]) -> dict[tuple[int, int], bool]:
+        try:
+            return await self._store.extend(self._connection, leases, self._lease, self._brief)
+        except Busy:
+            # Whoever had SQLite's writer for so long kept others from beating, too. An executor whose workers are all
+            # busy sees that by its beats alone.
+            self._caution.waited()
+            return await self._store.extend(self._connection, leases, self._lease, self._urgency)

@@ -27,6 +27,8 @@ FOUND = (
     194,  # an executor that started behind a long transaction took over what others could not beat
     221,  # a claim that waited for SQLite's writer brought leases that were over
     233,  # the same, of a dead node
+    1608,  # an executor whose workers were all busy knew of a long transaction by its beats alone
+    1781,  # the same
 )
 """Seeds that failed once, and what they showed."""
 
