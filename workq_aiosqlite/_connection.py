@@ -119,11 +119,13 @@ async def persistently(conn: aiosqlite.Connection, text: str | Statement, params
         except sqlite3.OperationalError as error:
             if code_of(error) not in BUSY:
                 raise
-            now = asyncio.get_running_loop().time()
-            deadline = deadline or now + wait
-            if now + pause > deadline:
+            clock = asyncio.get_running_loop().time
+            deadline = deadline or clock() + wait
+            if clock() + pause <= deadline:
+                await asyncio.sleep(pause * random.uniform(0.5, 1))
+            # Looked at again, or a process that was frozen meanwhile would claim with the time of long ago.
+            if clock() + pause > deadline:
                 raise Busy(f"another connection held SQLite's writer for {wait:g} s") from error
-        await asyncio.sleep(pause * random.uniform(0.5, 1))
         pause = min(pause * 2, 0.005)
 
 

@@ -29,6 +29,7 @@ FOUND = (
     233,  # the same, of a dead node
     1608,  # an executor whose workers were all busy knew of a long transaction by its beats alone
     1781,  # the same
+    1807,  # a process that was frozen while its claim waited for the writer claimed with the time of before
 )
 """Seeds that failed once, and what they showed."""
 

@@ -72,9 +72,10 @@ class Line:
             try:
                 return await self._send(statement, params)
             except WriterBusy as error:
+                if loop.time() + pause <= until:
+                    await asyncio.sleep(pause * self._world.draw.uniform(0.5, 1))
                 if loop.time() + pause > until:
                     raise Busy(f"busy for {wait:g} s") from error
-            await asyncio.sleep(pause * self._world.draw.uniform(0.5, 1))
             pause = min(pause * 2, 0.005)
 
     async def _send(self, statement: Statement, params: Mapping[str, Any]) -> Rows:
