@@ -600,7 +600,7 @@ async def perform(story: Story, node: Node, task: workq.Task[Any], run: Run) -> 
                 try:
                     await asyncio.sleep(args[0])
                 except asyncio.CancelledError:
-                    run.cancelled = world.loop.time()
+                    run.cancelled = run.cancelled or world.loop.time()
                     raise
             case "stubborn":
                 await stubborn(world, args[0], run)
