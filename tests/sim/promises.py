@@ -45,6 +45,7 @@ class History:
     world: World
     claims: dict[Token, Claim] = field(default_factory=dict)
     inserted: set[int] = field(default_factory=set)
+    changes: list[Change] = field(default_factory=list)
     violations: list[tuple[str, str]] = field(default_factory=list)
     _holders: dict[int, Claim | None] = field(default_factory=dict)
     _tokens: dict[int, int] = field(default_factory=dict)
@@ -54,7 +55,8 @@ class History:
         self.violations.append((promise, f"{what} (at {change.at:.3f} s)"))
 
     def play(self) -> None:
-        for change in self.world.database.changes():
+        self.changes = self.world.database.changes()
+        for change in self.changes:
             if change.call == 0:
                 self._undone(change)
                 continue
@@ -237,9 +239,8 @@ def one_holder(world: World, history: History) -> Iterator[str]:
     for run in world.runs:
         for other in world.runs:
             beside = run is not other and run.claim[0] == other.claim[0] and run.node is other.node
-            if (
-                not beside or run.completed
-            ):  # from complete(tx) on its transaction is its lease, and it is never cancelled
+            # From complete(tx) on its transaction is its lease, and it is never cancelled.
+            if not beside or run.completed:
                 continue
             told = [at for at, event in run.node.events if event.kind == "lost" and event.id == run.claim[0]]
             lost = any(run.at <= at <= other.at for at in told)
@@ -292,7 +293,7 @@ def one_schedule(world: World, history: History) -> Iterator[str]:
             yield f"the schedule {key!r} has {times} rows"
     for key in world.schedules - set(rows):
         yield f"the schedule {key!r} has no row"
-    for change in world.database.changes():
+    for change in history.changes:
         if change.call == 0 or change.old is None or change.new is None or not change.old.scheduled:
             continue
         before, after = world.count_of(change.old.payload), world.count_of(change.new.payload)
@@ -356,10 +357,11 @@ def events(world: World, history: History) -> Iterator[str]:
     for claim in history.claims.values():
         if claim.ended is not None and claim.ended[0] in FINISHES:
             done[claim.call.node, claim.token[0]].append(claim)
+    schedules = world.schedule_ids()
     for node in world.nodes:
         told = Counter(event.id for _, event in node.events if event.kind == "completed")
         for id, times in told.items():
-            if id in world.deleted or id in world.schedule_ids():
+            if id in world.deleted or id in schedules:
                 continue
             if (node, id) not in done and not world.crashed:
                 yield f"{node} told that task {id} was completed, and it was not"

@@ -22,7 +22,6 @@ from workq.dialect import Statements
 SCHEDULES = ("a", "b")
 DRAINED = 150.0
 """Seconds after the last trouble in which everything must be done."""
-LONGEST = 1000.0
 NAMES = ("work", "flaky", "timed", "keyed", "tick")
 TROUBLE = (OSError, TimeoutError, workq.OutcomeUnknown, workq.LeaseLost)
 """What an application that is cut off from its database has to expect."""
@@ -83,7 +82,7 @@ def play(
         history = History(world)
         history.play()
         if keep is not None:
-            story.changes = world.database.changes()
+            story.changes = history.changes
             keep(story)
         return story.result(broken_promises(world, history), history)
     finally:
@@ -128,7 +127,6 @@ class Story:
         """How long handlers take."""
         self._numbers = 0
         self._names = 0
-        self._settings: list[dict[str, Any]] = []
         self.producer = world.node("producer", self._skew())
         self.troubles = self._troubles()
         self.title = ", ".join(name for _, name in self.troubles) or "nothing"
