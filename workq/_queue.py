@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
+from functools import partial
 from typing import Any, Final, TypeVar, cast, overload
 
 from typing_extensions import Unpack
@@ -215,7 +216,10 @@ class Queue:
         """Set failed tasks free, the longest failed first, at most `limit`. Returns how many.
 
         error_like: only those whose error matches this SQL pattern (`%timeout%`), whatever the case. Of several with
-        one key only one is set free, and none whose key a live task has.
+        one key only one is set free, and none whose key a live task has. Where others enqueue these keys meanwhile,
+        it goes on in smaller groups; with None as tx each of them is committed by itself.
+
+        Raises KeyTaken if even a single task meets its key taken again and again.
         """
         self._check_tx(tx)
         name = None if target is None else name_of(target)
@@ -224,22 +228,28 @@ class Queue:
         if error_like is not None:
             check_pattern(error_like)
         most = _limit(limit)
-        for attempt in range(5):
+        done, group, refused = 0, most, 0
+        while done < most:
+            asked = min(group, most - done)
             try:
                 repaired = await self._do(
                     tx,
-                    lambda place: self.hub.store.retry_all(
-                        place, name=name, queue=queue, error_like=error_like, limit=most
-                    ),
+                    partial(self.hub.store.retry_all, name=name, queue=queue, error_like=error_like, limit=asked),
                 )
             except UniqueViolation:
-                # Someone enqueued one of the keys meanwhile; nothing was done, and the next look sees it.
-                if attempt == 4:
-                    raise KeyTaken("keys of the failed tasks are being enqueued again all the time") from None
+                # Someone committed one of the keys after the statement had looked: nothing was done, and the next look
+                # sees it. Half as many meet half as many of those.
+                refused = refused + 1 if asked == 1 else 0
+                if refused == 10:
+                    raise KeyTaken("the key of a failed task is being enqueued again all the time") from None
+                group = max(asked // 2, 1)
                 continue
             self.hub.repaired(repaired, tx)
-            return len(repaired)
-        raise AssertionError("unreachable")
+            done += len(repaired)
+            if len(repaired) < asked:
+                break
+            group, refused = 2 * group, 0
+        return done
 
     async def reschedule(self, tx: Transaction | None, id: int, /, *, run_at: datetime | None = None) -> bool:
         """Move a waiting task to another time; None: now. Returns False if there is no such waiting task."""

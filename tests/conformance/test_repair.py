@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
 from functools import partial
 from typing import Any, TypedDict
 
+import asyncpg
 import pytest
 
 import workq
-from support import SOON, Database, Events, Runs, eventually
+from support import SOON, Database, Events, PostgresDatabase, Runs, eventually, hooked
 from workq import NewTask
 
 NOTE = workq.Spec("note", str)
@@ -377,6 +378,33 @@ async def test_retry_all_beside_enqueues_of_the_same_keys_sets_free_each_key_onc
         )
         await queue.retry_all(None)
     assert sorted(row.key or "" for row in await queue.find(state="waiting")) == sorted(keys)
+
+
+async def test_retry_all_goes_on_however_often_its_keys_are_enqueued_meanwhile(postgres: PostgresDatabase) -> None:
+    """F14, F26: of twelve keys one after the other is committed just after the statement has looked for them."""
+    blockers = "select unnest(pg_blocking_pids(pid)) from pg_stat_activity where wait_event = 'transactionid'"
+    async with hooked(postgres) as queue, AsyncExitStack() as transactions:
+        hot = [await failed_with(postgres, queue, "this", key=f"hot {n}") for n in range(12)]
+        free = [await failed_with(postgres, queue, "this", key=f"free {n}") for n in range(40)]
+        others: dict[int, asyncpg.Connection[Any]] = {}
+        for n in range(12):
+            conn = await asyncpg.connect(postgres.url)
+            transactions.push_async_callback(conn.close)
+            await conn.execute("begin")
+            assert await queue.enqueue(conn, NOTE, "live", key=f"hot {n}") is not None
+            others[conn.get_server_pid()] = conn
+        async with postgres.caller() as app:
+            retried = asyncio.create_task(queue.retry_all(app.tx))
+            async with asyncio.timeout(SOON):
+                while not retried.done():
+                    for (pid,) in await postgres.rows(blockers):
+                        if pid in others:
+                            await others.pop(pid).execute("commit")
+            assert await retried == len(free)
+            assert not others
+            await app.commit()
+        assert {row.id for row in await queue.find(state="failed")} == set(hot)
+        assert {row.id for row in await queue.find(state="waiting") if row.payload == "x"} == set(free)
 
 
 async def test_retry_all_refuses_what_cannot_be_meant(queue: workq.Queue) -> None:
