@@ -42,21 +42,35 @@ class Plant:
     code: Callable[[pytest.MonkeyPatch], None] = lambda patch: None
 
 
-def without(text: str, part: str, instead: str = "") -> str:
-    """A statement's text without a part, which must have been there."""
-    found = re.compile(r"\s+".join(map(re.escape, part.split())))
-    assert found.search(text), part
-    return found.sub(lambda match: instead, text)
+def spaced(part: str) -> re.Pattern[str]:
+    """A part of a statement, whatever spaces it is written with."""
+    return re.compile(r"\s+".join(map(re.escape, part.split())))
+
+
+def rewritten(part: str, instead: str = "") -> Callable[[Statement], Statement]:
+    """The statement with another part in the place of one that must have been there."""
+
+    def change(statement: Statement) -> Statement:
+        found = spaced(part)
+        assert found.search(statement.text + statement.page), part
+        text, page = (found.sub(lambda match: instead, text) for text in (statement.text, statement.page))
+        return replace(statement, text=text, page=page)
+
+    return change
 
 
 def unfenced(statement: Statement) -> Statement:
     """The statement as it would be without version and token."""
     text, page = statement.text, statement.page
     for fence in FENCED:
-        pattern = re.compile(r"\s+".join(map(re.escape, fence.split())))
-        text, page = pattern.sub("", text), pattern.sub("", page)
+        text, page = spaced(fence).sub("", text), spaced(fence).sub("", page)
     assert text != statement.text
     return replace(statement, text=text, page=page)
+
+
+def changed(name: str, change: Callable[[Statement], Statement]) -> Callable[[Statements], Statements]:
+    """All statements, one of them changed."""
+    return lambda sql: replace(sql, **{name: change(getattr(sql, name))})
 
 
 def nothing(*args: Any, **options: Any) -> None:
@@ -169,19 +183,19 @@ PLANTS = (
         "a finish that looks at the id alone",
         frozenset({"fence", "no loss"}),
         92,
-        statements=lambda sql: replace(sql, succeed=unfenced(sql.succeed)),
+        statements=changed("succeed", unfenced),
     ),
     Plant(
         "a retry that looks at the id alone",
         frozenset({"fence"}),
         9,
-        statements=lambda sql: replace(sql, settle=unfenced(sql.settle)),
+        statements=changed("settle", unfenced),
     ),
     Plant(
         "a complete(tx) that looks at the id alone",
         frozenset({"fence"}),
         75,
-        statements=lambda sql: replace(sql, complete=unfenced(sql.complete)),
+        statements=changed("complete", unfenced),
     ),
     Plant("a stop that hands back what still runs", frozenset({"fence"}), 5, code=hands_back_what_runs),
     Plant("a beat that ignores its answer", frozenset({"one holder"}), 23, code=ignores_the_answer),
@@ -189,36 +203,20 @@ PLANTS = (
         "a beat that extends nothing",
         frozenset({"one holder"}),
         0,
-        statements=lambda sql: replace(
-            sql,
-            extend=replace(
-                sql.extend, text=without(sql.extend.text, "locked_until = :now + :lease", "locked_until = locked_until")
-            ),
-        ),
+        statements=changed("extend", rewritten("locked_until = :now + :lease", "locked_until = locked_until")),
     ),
     Plant("a claim that draws no new token", frozenset({"fence", "one holder", "takeover"}), 0, code=one_token),
     Plant(
         "a claim of leases that are alive",
         frozenset({"one holder"}),
         0,
-        statements=lambda sql: replace(
-            sql,
-            claim=replace(
-                sql.claim, page=without(sql.claim.page, "w.locked_until < :now", "w.locked_until < :now + 9000000")
-            ),
-        ),
+        statements=changed("claim", rewritten("w.locked_until < :now", "w.locked_until < :now + 9000000")),
     ),
     Plant(
         "a reschedule of what runs",
         frozenset({"one holder"}),
         6,
-        statements=lambda sql: replace(
-            sql,
-            reschedule=replace(
-                sql.reschedule,
-                text=without(sql.reschedule.text, " and (locked_until is null or locked_until < :now)"),
-            ),
-        ),
+        statements=changed("reschedule", rewritten(" and (locked_until is null or locked_until < :now)")),
     ),
     Plant("a cursor that never begins again", frozenset({"no loss", "takeover"}), 75, code=never_begins_again),
     Plant("a finish that waits for foreign rows", frozenset({"isolation"}), 106, code=waits_for_foreign_rows),

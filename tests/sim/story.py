@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import workq
+from sim.applications import TROUBLE, Applications
 from sim.database import Change, statements_of
+from sim.handlers import Odd, handlers
 from sim.loop import Stuck, VirtualLoop, stacks
 from sim.promises import History, broken_promises, takeovers
 from sim.wire import Fate, begun
-from sim.world import Node, Outage, Run, Sent, World
+from sim.world import Node, Outage, World
 from workq._executor import StoppedEarly
 from workq.dialect import Statements
 
@@ -23,16 +25,8 @@ SCHEDULES = ("a", "b")
 DRAINED = 150.0
 """Seconds after the last trouble in which everything must be done."""
 NAMES = ("work", "flaky", "timed", "keyed", "tick")
-TROUBLE = (OSError, TimeoutError, workq.OutcomeUnknown, workq.LeaseLost)
-"""What an application that is cut off from its database has to expect."""
-
-
 OURS = ("workq executor", "workq claims", "workq finishes", "workq beats", "workq listen", "workq task")
 """Tasks that an executor has in the loop."""
-
-
-class Odd(BaseException):
-    """What no handler should raise."""
 
 
 @dataclass
@@ -123,9 +117,7 @@ class Story:
         self.single = draw.random() < 0.35
         """One trouble only, in calm weather: then the bounds of time are checked."""
         self.length = draw.uniform(4, 14)
-        self.slow = draw.choice((0.01, 0.1, 1.0, 1.0))
-        """How long handlers take."""
-        self._numbers = 0
+        self.applications = Applications(world, draw, calm=self.single)
         self._names = 0
         self.producer = world.node("producer", self._skew())
         self.troubles = self._troubles()
@@ -225,7 +217,7 @@ class Story:
         keys = schedules if schedules is not None else draw.choice(((), SCHEDULES, SCHEDULES[:1]))
         if "tick" not in node.names:
             keys = ()
-        served = handlers(self, node)
+        served = handlers(self.applications, node)
         ahead = draw.random() < 0.7
 
         def made() -> workq.Executor:
@@ -315,36 +307,18 @@ class Story:
             if not node.dead:
                 node.spawn(node.wire.close())
         await asyncio.sleep(1)
-        me = asyncio.current_task()
         for _ in range(3):
-            left = [task for task in asyncio.all_tasks() if task is not me]
+            # In the order they were made: all_tasks() is a set, whose order is another one in each process.
+            made = [*self.jobs, *self.stopped, *(task for node in world.nodes for task in node.process.tasks)]
+            left = [task for task in made if not task.done()]
             for task in left:
                 task.cancel()
             if not left:
-                return
+                break
             await asyncio.wait(left, timeout=60)
+        if len(asyncio.all_tasks()) == 1:
+            return
         world.broken("clean stop", f"tasks that do not end:\n{stacks(world.loop)}")
-
-    # What applications do
-
-    def plan(self) -> dict[str, Any]:
-        """The payload of a task: what its handler is to do."""
-        draw = self.draw
-        self._numbers += 1
-        steps: list[Any] = []
-        kinds = ["sleep"] * 6 + ["raise"] * 2 + ["enqueue", "book", "complete", "complete", "later", "retry", "fail"]
-        if not self.single:
-            kinds += ["stubborn", "odd", "cancelled", "delete", "repair", "skip"]
-        for _ in range(draw.choice((0, 1, 2, 3))):
-            step = draw.choice(kinds)
-            if step in ("sleep", "stubborn"):
-                steps.append([step, round(draw.uniform(0, 5) * self.slow * draw.choice((0.1, 1)), 4)])
-            elif step in ("book", "complete"):
-                held = draw.choice((0, 0, 0.2, 2.0 if not self.single else 0.05))
-                steps.append([step, draw.choice(("commit", "commit", "roll back", "raise")), held])
-            else:
-                steps.append([step])
-        return {"n": self._numbers, "do": steps, "fails": draw.choice((0, 1, 1, 5))}
 
     async def demand(self) -> None:
         """Somebody wants something."""
@@ -355,7 +329,7 @@ class Story:
             ("one", "one", "one", "many", "burst", "booked", "rolled back", "keyed", "soon", "cancelled")
             + (() if self.single else ("delete", "repair", "reschedule", "disable"))
         )
-        task = node.spawn(self.do(node, what))
+        task = node.spawn(self.applications.do(node, what))
         if what == "cancelled":
             for _ in range(draw.randint(0, 12)):
                 await asyncio.sleep(0)
@@ -363,95 +337,6 @@ class Story:
         await asyncio.wait([task], timeout=30)
         if task.done() and not task.cancelled() and (error := task.exception()) is not None:
             raise error
-
-    async def do(self, node: Node, what: str) -> None:
-        """One wish, in a node."""
-        draw = self.draw
-        try:
-            match what:
-                case "one" | "cancelled":
-                    await self.enqueue(node, delay=draw.choice((0, 0, 0.5)), priority=draw.choice((0, 0, -5, 5)))
-                case "keyed":
-                    await self.enqueue(node, name="keyed", key=draw.choice("xyz"))
-                case "soon":
-                    payload = self.plan()
-                    self.world.sent[payload["n"]] = Sent(payload, "unknown")
-                    node.queue.enqueue_soon(self.name(), payload)
-                case "many":
-                    await self.enqueue_many(node, draw.randint(2, 10))
-                case "burst":
-                    await asyncio.gather(*(self.enqueue(node) for _ in range(draw.randint(2, 8))))
-                case "booked" | "rolled back":
-                    async with begun(self.world, node) as tx:
-                        sent = await self.enqueue_in(node, tx)
-                        await self.end(tx, [sent], commit=what == "booked")
-                case "delete":
-                    await self.delete(node)
-                case _:
-                    await self.repair(node, what)
-        except TROUBLE:
-            pass
-
-    def name(self) -> str:
-        return self.draw.choice(("work", "work", "flaky", "timed"))
-
-    async def enqueue(self, node: Node, *, name: str = "", **options: Any) -> None:
-        """enqueue(None), and what is known of it afterwards."""
-        payload = self.plan()
-        sent = self.world.sent[payload["n"]] = Sent(payload, "unknown")
-        id = await node.queue.enqueue(None, name or self.name(), payload, **options)
-        sent.became, sent.id = ("refused", None) if id is None else ("stored", id)
-
-    async def enqueue_many(self, node: Node, number: int) -> None:
-        payloads = [self.plan() for _ in range(number)]
-        several = [self.world.sent.setdefault(payload["n"], Sent(payload, "unknown")) for payload in payloads]
-        ids = await node.queue.enqueue_many(None, [workq.NewTask(self.name(), payload) for payload in payloads])
-        for sent, id in zip(several, ids, strict=True):
-            sent.became, sent.id = "stored", id
-
-    async def enqueue_in(self, node: Node, tx: Any) -> Sent:
-        payload = self.plan()
-        sent = self.world.sent[payload["n"]] = Sent(payload, "rolled back")
-        sent.id = await node.queue.enqueue(tx, self.name(), payload)
-        return sent
-
-    async def end(self, tx: Any, several: list[Sent], *, commit: bool) -> None:
-        """Commit, or leave it to be rolled back."""
-        if not commit:
-            return
-        for sent in several:
-            sent.became = "unknown"
-        await tx.commit()
-        for sent in several:
-            sent.became = "stored"
-
-    def some_id(self, where: str = "failed_at is null") -> int | None:
-        """Of a task that is there; now and then, of one that was."""
-        ids = [row[0] for row in self.world.database.rows(f"not scheduled and {where} order by id")]
-        if not ids or self.draw.random() < 0.1:
-            ids = [sent.id for sent in self.world.sent.values() if sent.id is not None and sent.became == "stored"]
-        return self.draw.choice(ids) if ids else None
-
-    async def delete(self, node: Node) -> None:
-        id = self.some_id()
-        if id is not None:
-            self.world.deleted.add(id)
-            await node.queue.delete(None, id)
-
-    async def repair(self, node: Node, what: str) -> None:
-        id = self.some_id("failed_at is not null" if what == "repair" else "failed_at is null")
-        if id is None:
-            return
-        try:
-            match what:
-                case "reschedule":
-                    await node.queue.reschedule(None, id)
-                case "disable":
-                    await node.queue.disable(None, id)
-                case _:
-                    await node.queue.retry(None, id)
-        except workq.KeyTaken:
-            pass
 
     # What goes wrong
 
@@ -514,13 +399,13 @@ class Story:
         """A transaction that stays open, and has a task's row, or SQLite's writer."""
         try:
             async with begun(self.world, self.producer) as tx:
-                sent = await self.enqueue_in(self.producer, tx)
-                id = self.some_id()
+                sent = await self.applications.enqueue_in(self.producer, tx)
+                id = self.applications.some_id()
                 if id is not None:
                     self.world.deleted.add(id)
                     await self.producer.queue.delete(tx, id)
                 await asyncio.sleep(seconds)
-                await self.end(tx, [sent], commit=self.draw.random() < 0.5)
+                await self.applications.end(tx, [sent], commit=self.draw.random() < 0.5)
         except TROUBLE:
             pass
 
@@ -538,128 +423,3 @@ class Story:
             takeovers=[seconds for _, seconds, _ in takeovers(world, history)],
             stops=[max(seconds - patience, 0) for _, _, patience, seconds in world.stops],
         )
-
-
-def handlers(story: Story, node: Node) -> dict[str, workq.Handler[Any, Any]]:
-    """The handlers of a node: each does what its task's payload says."""
-    world = story.world
-
-    async def act(task: workq.Task[Any]) -> workq.Result:
-        await world.alive(node)
-        held: Any = task._run  # pyright: ignore[reportPrivateUsage]
-        payload = task.payload
-        run = Run(tuple(held.lease), payload["n"], task.name, node, world.loop.time(), payload, held)
-        world.runs.append(run)
-        try:
-            result = await perform(story, node, task, run)
-        except BaseException as error:
-            await world.alive(node)
-            run.how = type(error).__name__
-            raise
-        else:
-            await world.alive(node)
-            run.how = "done" if result is None else type(result).__name__
-            return result
-        finally:
-            if not node.dead:
-                run.ended = world.loop.time()
-
-    async def tick(task: workq.Task[Any]) -> workq.Result:
-        await world.alive(node)
-        held: Any = task._run  # pyright: ignore[reportPrivateUsage]
-        run = Run(tuple(held.lease), 0, task.name, node, world.loop.time(), None, held)
-        world.runs.append(run)
-        try:
-            task.payload["count"] += 1
-            await asyncio.sleep(world.draw.choice((0, 0.01, 0.3)))
-            await world.alive(node)
-            run.how = "done"
-        finally:
-            if not node.dead:
-                run.ended = world.loop.time()
-        return None
-
-    return {
-        "work": workq.handler("work")(act),
-        "flaky": workq.handler("flaky", retry=workq.linear(retries=2, delay=0.3))(act),
-        "timed": workq.handler("timed", timeout=0.8)(act),
-        "keyed": workq.handler("keyed", retry=workq.linear(retries=1, delay=0.1))(act),
-        "tick": workq.handler("tick", retry=workq.linear(retries=1, delay=0.2))(tick),
-    }
-
-
-async def perform(story: Story, node: Node, task: workq.Task[Any], run: Run) -> workq.Result:
-    """The steps of one payload."""
-    world = story.world
-    failing = task.attempt <= task.payload["fails"]
-    for kind, *args in task.payload["do"]:
-        match kind:
-            case "sleep":
-                try:
-                    await asyncio.sleep(args[0])
-                except asyncio.CancelledError:
-                    run.cancelled = run.cancelled or world.loop.time()
-                    raise
-            case "stubborn":
-                await stubborn(world, args[0], run)
-            case "raise" if failing:
-                raise RuntimeError("by the story")
-            case "odd" if failing:
-                raise Odd
-            case "cancelled" if failing:
-                raise asyncio.CancelledError
-            case "retry" if failing:
-                return workq.Retry("by the story", after=0.1)
-            case "later" if story.draw.random() < 0.5:
-                return workq.Later(0.2)
-            case "fail":
-                return workq.Fail("by the story")
-            case "skip":
-                return workq.Skip("by the story")
-            case "enqueue":
-                await story.enqueue(node)
-            case "book":
-                async with begun(world, node) as tx:
-                    sent = await story.enqueue_in(node, tx)
-                    await asyncio.sleep(args[1])
-                    await leave(story, tx, [sent], args[0])
-            case "complete":
-                await complete(story, node, task, run, *args)
-            case "delete":
-                await story.delete(node)
-            case "repair":
-                await story.repair(node, "repair")
-            case _:
-                pass
-    return None
-
-
-async def stubborn(world: World, seconds: float, run: Run) -> None:
-    """Ignores that it is cancelled."""
-    until = world.loop.time() + seconds
-    while (left := until - world.loop.time()) > 0:
-        try:
-            await asyncio.sleep(left)
-        except asyncio.CancelledError:
-            run.cancelled = run.cancelled or world.loop.time()
-
-
-async def complete(story: Story, node: Node, task: workq.Task[Any], run: Run, how: str, seconds: float) -> None:
-    """The end of the task in a transaction of the handler's own, together with a new task."""
-    run.completed.append("rolled back")
-    async with begun(story.world, node) as tx:
-        sent = await story.enqueue_in(node, tx)
-        await task.complete(tx)
-        await asyncio.sleep(seconds)
-        if how == "commit":
-            run.completed[-1] = "unknown"
-        await leave(story, tx, [sent], how)
-        if how == "commit":
-            run.completed[-1] = "committed"
-
-
-async def leave(story: Story, tx: Any, several: list[Sent], how: str) -> None:
-    """Commit, roll back, or raise out of the transaction."""
-    if how == "raise":
-        raise RuntimeError("by the story")
-    await story.end(tx, several, commit=how == "commit")
