@@ -245,6 +245,7 @@ class Wire:
 
     def __init__(self, db: Dialect) -> None:
         self._db = db
+        self.sql = db.sql
         self.replies: dict[Statement, Replies] = {}
         self.asked: Counter[Statement] = Counter()
 
@@ -268,6 +269,16 @@ class WiredConnection:
 
     async def close(self) -> None:
         await self._connection.close()
+
+
+@asynccontextmanager
+async def wired_queue(database: Database, *hooks: workq.Hook) -> AsyncGenerator[tuple[Wire, workq.Queue]]:
+    """A migrated queue behind a wire."""
+    async with database.open() as db:
+        wire = Wire(db)
+        queue = workq.Queue(cast(Dialect, wire), on_event=hooks)
+        await queue.migrate()
+        yield wire, queue
 
 
 class HeldReply:

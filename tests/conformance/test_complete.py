@@ -82,6 +82,24 @@ async def the_row(queue: workq.Queue, id: int) -> workq.TaskRow:
     return row
 
 
+@asynccontextmanager
+async def overtaken(
+    database: Database,
+    queue: workq.Queue,
+    slow: Runs,
+    first: workq.Handler[int, Any],
+    second: workq.Handler[int, Any],
+) -> AsyncGenerator[tuple[int, workq.Executor, Events]]:
+    """A task whose lease is over while `first` holds it in `slow`, and an executor elsewhere that takes it over."""
+    elsewhere = Events()
+    id = await stored(queue, CHARGE, 1)
+    async with workq.Executor(queue, [first], workers=1, **QUICK):  # or it would take it over itself
+        await slow.until(lambda: "first" in slow.running)
+        await database.age(id, 100)
+        async with hooked(database, elsewhere) as other, workq.Executor(other, [second], **QUICK) as executor:
+            yield id, executor, elsewhere
+
+
 def due_in(row: workq.TaskRow) -> int:
     """Seconds from the end of the last run to the next, to the half minute."""
     assert row.finished_at is not None
@@ -360,7 +378,7 @@ async def test_a_ticker_that_leaves_what_cannot_be_stored_is_told_so_at_the_call
 
 async def test_complete_after_a_takeover_is_refused_and_the_new_holders_end_counts(database: Database) -> None:
     """F09, fence: the stale holder's writes go with its transaction."""
-    async with story(database) as (queue, ledger, events), database.open() as other:
+    async with story(database) as (queue, ledger, events):
         slow, runs, refused = Runs(), list[str](), list[BaseException]()
 
         @workq.handler(CHARGE)
@@ -384,13 +402,8 @@ async def test_complete_after_a_takeover_is_refused_and_the_new_holders_end_coun
                 await task.complete(app.tx)
                 await app.commit()
 
-        elsewhere = Events()
-        id = await stored(queue, CHARGE, 1)
-        async with workq.Executor(queue, [first], workers=1, **QUICK):  # or it would take it over itself
-            await slow.until(lambda: "first" in slow.running)
-            await database.age(id, 100)
-            async with workq.Executor(workq.Queue(other, on_event=[elsewhere]), [second], **QUICK):
-                await elsewhere.until("completed")
+        async with overtaken(database, queue, slow, first, second) as (id, _, elsewhere):
+            await elsewhere.until("completed")
             slow.go.set()
             await events.until("lost")
         assert runs == ["first", "second"]
@@ -404,7 +417,7 @@ async def test_complete_after_a_takeover_is_refused_and_the_new_holders_end_coun
 
 async def test_complete_of_a_task_that_runs_elsewhere_by_now_is_refused(database: Database) -> None:
     """fence: and changes nothing of that run."""
-    async with story(database) as (queue, ledger, events), database.open() as other:
+    async with story(database) as (queue, ledger, events):
         slow, fast = Runs(), Runs()
 
         @workq.handler(CHARGE)
@@ -420,18 +433,13 @@ async def test_complete_of_a_task_that_runs_elsewhere_by_now_is_refused(database
         async def second(task: workq.Task[int]) -> None:
             await fast.hold("second")
 
-        elsewhere = Events()
-        id = await stored(queue, CHARGE, 1)
-        async with workq.Executor(queue, [first], workers=1, **QUICK):  # or it would take it over itself
-            await slow.until(lambda: "first" in slow.running)
-            await database.age(id, 100)
-            async with workq.Executor(workq.Queue(other, on_event=[elsewhere]), [second], **QUICK):
-                await fast.until(lambda: "second" in fast.running)
-                slow.go.set()
-                await events.until("lost")
-                assert (await the_row(queue, id)).state == "running"
-                fast.go.set()
-                await elsewhere.until("completed")
+        async with overtaken(database, queue, slow, first, second) as (id, _, elsewhere):
+            await fast.until(lambda: "second" in fast.running)
+            slow.go.set()
+            await events.until("lost")
+            assert (await the_row(queue, id)).state == "running"
+            fast.go.set()
+            await elsewhere.until("completed")
         assert await ledger.entries() == []
         assert await queue.find() == []
     assert events.count("failed") + events.count("completed") == 0
@@ -563,7 +571,7 @@ async def test_after_a_rollback_the_lease_lives_on(database: Database) -> None:
 
 async def test_a_task_rolled_back_and_then_handed_back_elsewhere_is_told_lost(database: Database) -> None:
     """F09, fence: a row that is still there was not completed, however often it changed meanwhile."""
-    async with story(database) as (queue, ledger, events), database.open() as other:
+    async with story(database) as (queue, ledger, events):
         slow, fast = Runs(), Runs()
 
         @workq.handler(CHARGE)
@@ -580,15 +588,9 @@ async def test_a_task_rolled_back_and_then_handed_back_elsewhere_is_told_lost(da
         async def second(task: workq.Task[int]) -> None:
             await fast.hold("second")
 
-        elsewhere = Events()
-        id = await stored(queue, CHARGE, 1)
-        async with workq.Executor(queue, [first], workers=1, **QUICK):  # or it would take it over itself
-            await slow.until(lambda: "first" in slow.running)
-            await database.age(id, 100)
-            executor = workq.Executor(workq.Queue(other, on_event=[elsewhere]), [second], **QUICK)
-            async with executor:
-                await fast.until(lambda: "second" in fast.running)
-                await executor.stop(0)
+        async with overtaken(database, queue, slow, first, second) as (_, executor, elsewhere):
+            await fast.until(lambda: "second" in fast.running)
+            await executor.stop(0)
             assert elsewhere.kinds() == ["started", "released"]
             slow.go.set()
             await queue.wait(timeout=SOON)

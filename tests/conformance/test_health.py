@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 import workq
-from support import SOON, Database, Runs, Wire, eventually
+from support import SOON, Database, Runs, Wire, eventually, wired_queue
 from workq import _life
-from workq.dialect import Dialect, Interrupted, Rows, Statement, Unreachable
+from workq.dialect import Interrupted, Rows, Statement, Unreachable
 
 QUICK: dict[str, Any] = {"poll_interval": 0.05, "stop_timeout": 5}
 
@@ -84,10 +84,7 @@ async def test_an_executor_that_was_not_started_is_not_ready(queue: workq.Queue)
 
 
 async def test_one_that_starts_is_not_ready_until_it_has_started(database: Database) -> None:
-    async with database.open() as db:
-        wire = Wire(db)
-        queue = workq.Queue(cast(Dialect, wire))
-        await queue.migrate()
+    async with wired_queue(database) as (wire, queue):
         came, go = asyncio.Event(), asyncio.Event()
 
         async def late(rows: Rows) -> Rows:
@@ -95,7 +92,7 @@ async def test_one_that_starts_is_not_ready_until_it_has_started(database: Datab
             await go.wait()
             return rows
 
-        wire.replies[db.sql.read_version] = late
+        wire.replies[wire.sql.read_version] = late
         executor = workq.Executor(queue, [holding(Runs())], **QUICK)
         starting = asyncio.create_task(executor.start())
         await came.wait()
@@ -169,13 +166,11 @@ async def test_a_busy_one_is_ready_though_it_claims_nothing_for_long(queue: work
 
 
 async def test_what_has_ended_and_is_not_yet_written_is_held(database: Database) -> None:
-    async with database.open() as db:
-        wire, runs = Wire(db), Runs()
+    async with wired_queue(database) as (wire, queue):
+        runs = Runs()
         runs.go.set()
-        queue = workq.Queue(cast(Dialect, wire))
-        await queue.migrate()
         async with workq.Executor(queue, [holding(runs)], **QUICK) as executor:
-            with Cut(wire, db.sql.succeed, db.sql.look) as cut:
+            with Cut(wire, wire.sql.succeed, wire.sql.look) as cut:
                 await queue.enqueue(None, "held", 1)
 
                 async def tried() -> bool:
@@ -210,25 +205,21 @@ async def test_a_database_that_does_not_answer_is_unreachable_at_once_and_unread
 ) -> None:
     """F18: and ready again when it is back, without a restart."""
     monkeypatch.setattr(_life, "MAY_FAIL", 0.5)
-    async with database.open() as db:
-        wire = Wire(db)
-        queue = workq.Queue(cast(Dialect, wire))
-        await queue.migrate()
-        async with workq.Executor(queue, [holding(Runs())], **QUICK) as executor:
-            await until(executor, ok=True, reachable=True)
-            with Cut(wire, db.sql.claim, error=error):
-                began = time.monotonic()
-                gone = await until(executor, reachable=False)
-                if time.monotonic() - began < 0.4:
-                    assert gone.ok
-                health = await until(executor, ok=False)
-                assert time.monotonic() - began > 0.4
-                assert (health.phase, health.reachable, health.claimed_at) == ("running", False, gone.claimed_at)
-                assert health.answered_at == gone.answered_at
-                assert health.answered_ago is not None
-                assert health.answered_ago > 0.4
-            health = await until(executor, ok=True, reachable=True)
-            assert health.claimed_at != gone.claimed_at
+    async with wired_queue(database) as (wire, queue), workq.Executor(queue, [holding(Runs())], **QUICK) as executor:
+        await until(executor, ok=True, reachable=True)
+        with Cut(wire, wire.sql.claim, error=error):
+            began = time.monotonic()
+            gone = await until(executor, reachable=False)
+            if time.monotonic() - began < 0.4:
+                assert gone.ok
+            health = await until(executor, ok=False)
+            assert time.monotonic() - began > 0.4
+            assert (health.phase, health.reachable, health.claimed_at) == ("running", False, gone.claimed_at)
+            assert health.answered_at == gone.answered_at
+            assert health.answered_ago is not None
+            assert health.answered_ago > 0.4
+        health = await until(executor, ok=True, reachable=True)
+        assert health.claimed_at != gone.claimed_at
 
 
 async def test_a_database_that_refuses_a_statement_answers_all_the_same(
@@ -236,29 +227,23 @@ async def test_a_database_that_refuses_a_statement_answers_all_the_same(
 ) -> None:
     """The loop fails, and that makes the executor unready; the network is not to blame."""
     monkeypatch.setattr(_life, "MAY_FAIL", 0.2)
-    async with database.open() as db:
-        wire = Wire(db)
-        queue = workq.Queue(cast(Dialect, wire))
-        await queue.migrate()
-        async with workq.Executor(queue, [holding(Runs())], **QUICK) as executor:
-            with Cut(wire, db.sql.claim, error=RuntimeError):
-                health = await until(executor, ok=False)
-                assert health.reachable
-            await until(executor, ok=True)
+    async with wired_queue(database) as (wire, queue), workq.Executor(queue, [holding(Runs())], **QUICK) as executor:
+        with Cut(wire, wire.sql.claim, error=RuntimeError):
+            health = await until(executor, ok=False)
+            assert health.reachable
+        await until(executor, ok=True)
 
 
 @pytest.mark.parametrize("loop", ["beats", "finishes"])
 async def test_every_loop_counts(database: Database, monkeypatch: pytest.MonkeyPatch, loop: str) -> None:
     """Heartbeats for a lease, finishes like claims."""
     monkeypatch.setattr(_life, "MAY_FAIL", 0.3)
-    async with database.open() as db:
-        wire, runs = Wire(db), Runs()
-        queue = workq.Queue(cast(Dialect, wire))
-        await queue.migrate()
+    async with wired_queue(database) as (wire, queue):
+        runs = Runs()
         async with workq.Executor(queue, [holding(runs)], lease=0.9, **QUICK) as executor:
             await queue.enqueue(None, "held", 1)
             await runs.until(lambda: bool(runs.running))
-            cut = [db.sql.extend] if loop == "beats" else [db.sql.succeed, db.sql.look]
+            cut = [wire.sql.extend] if loop == "beats" else [wire.sql.succeed, wire.sql.look]
             with Cut(wire, *cut):
                 if loop == "finishes":
                     runs.go.set()

@@ -32,6 +32,7 @@ from support import (
     eventually,
     hooked,
     told,
+    wired_queue,
 )
 from workq.dialect import Dialect
 
@@ -618,12 +619,8 @@ async def test_stop_in_the_middle_of_any_statement_ends_in_time_and_leaves_nothi
 ) -> None:
     """F23, F36: a loop that is cancelled in the middle of its statement ends all the same."""
     before = Before()
-    async with database.open() as db:
-        wire = Wire(db)
-        events, runs = Events(), Runs()
-        queue = workq.Queue(cast(Dialect, wire), on_event=[events])
-        await queue.migrate()
-        held = HeldReply()
+    events, runs, held = Events(), Runs(), HeldReply()
+    async with wired_queue(database, events) as (wire, queue):
         executor = workq.Executor(queue, [holding(runs)], **SHORT)
         await executor.start()
         await enqueued(queue, "held")

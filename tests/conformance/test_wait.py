@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 import workq
-from support import SOON, Database, Events, HeldReply, Runs, Wire, hooked
+from support import SOON, Database, Events, HeldReply, Runs, hooked, wired_queue
 
 QUICK: dict[str, Any] = {"poll_interval": 0.05, "stop_timeout": 2}
 BRIEF = 0.3
@@ -242,10 +242,7 @@ async def test_the_hooks_have_run_also_for_what_is_put_off_or_handed_back(databa
 async def test_what_is_deleted_but_not_yet_told_is_waited_for(database: Database) -> None:
     """The row is gone for everybody, and the reply that says so is on its way."""
     events = Events()
-    async with database.open() as db:
-        wire = Wire(db)
-        queue = workq.Queue(cast(workq.Dialect, wire), on_event=[events])
-        await queue.migrate()
+    async with wired_queue(database, events) as (wire, queue):
         reply = wire.replies[wire.sql.succeed] = HeldReply()
         async with workq.Executor(queue, [note], **QUICK):
             await queue.enqueue(None, note, 1)

@@ -8,7 +8,6 @@ container with a time of its own, say) would take their tasks over: that is not 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import workq
 from crash.names import name_of
 from faults.nodes import Nodes, nodes_on
 from records import record
-from support import PostgresDatabase, SQLiteDatabase, eventually
+from support import Database, PostgresDatabase, SQLiteDatabase, eventually
 
 LIBRARIES = ("/usr/lib/*/faketime/libfaketimeMT.so.1", "/usr/lib*/faketime/libfaketimeMT.so.1")
 LEASE = 3.0
@@ -41,11 +40,15 @@ def off(faketime: Path, minutes: int) -> dict[str, str]:
     return {"LD_PRELOAD": str(faketime), **settings}
 
 
-def counts(nodes: Nodes, ids: Iterable[int]) -> dict[str, int]:
-    """What was broken: tasks that did not end, that started twice, or were taken over."""
+async def judged(database: Database, nodes: Nodes, title: str, took: float) -> list[int]:
+    """No task was without an end, started twice or taken over. Returns which were enqueued."""
+    ids = [line.id for line in nodes.journal.lines("enqueued")]
     starts, ends = nodes.journal.times("start"), nodes.journal.times("completed")
     taken = len(nodes.journal.lines("lost")) + sum(starts[id] - 1 for id in starts)
-    return {"no loss": sum(ends[id] == 0 for id in ids), "one holder": taken}
+    broken = {"no loss": sum(ends[id] == 0 for id in ids), "one holder": taken}
+    record("crash", await name_of(database), title, tasks=len(ids), took=took, violations=broken)
+    assert broken == {"no loss": 0, "one holder": 0}
+    return ids
 
 
 async def test_nodes_ten_minutes_off_start_nothing_early_and_steal_nothing(
@@ -81,19 +84,10 @@ async def test_nodes_ten_minutes_off_start_nothing_early_and_steal_nothing(
     real = time.time() - time.monotonic()
     due = {id: at for id, at, later in rows if later}
     early = [line for line in nodes.journal.lines("start") if line.monotonic + real < due.get(line.id, 0)]
-    broken = counts(nodes, [line.id for line in nodes.journal.lines("enqueued")])
-    record(
-        "crash",
-        await name_of(postgres),
-        "nodes whose clocks are ten minutes off",
-        tasks=36,
-        took=time.monotonic() - began,
-        violations=broken,
-    )
+    enqueued = await judged(postgres, nodes, "nodes whose clocks are ten minutes off", time.monotonic() - began)
+    assert len(enqueued) == 36
     assert sorted(round((seconds - real) / 60) for seconds in wrong) == sorted(skews * 2)
     assert early == []
-    assert broken == {"no loss": 0, "one holder": 0}
-    assert len(nodes.journal.lines("enqueued")) == 36
     ((tick,),) = ticks
     assert before <= float(tick) - 3600 <= after
 
@@ -125,14 +119,5 @@ async def test_processes_that_share_a_wrong_clock_do_not_notice(
         await eventually(all_there)
         await nodes.journal.until("completed", 12, timeout=30)
         early = [line for line in nodes.journal.lines("start") if line.wall < due.get(line.id, 0)]
-        broken = counts(nodes, [line.id for line in nodes.journal.lines("enqueued")])
-    record(
-        "crash",
-        await name_of(sqlite),
-        "all processes ten minutes ahead",
-        tasks=12,
-        took=time.monotonic() - began,
-        violations=broken,
-    )
+    assert len(await judged(sqlite, nodes, "all processes ten minutes ahead", time.monotonic() - began)) == 12
     assert early == []
-    assert broken == {"no loss": 0, "one holder": 0}

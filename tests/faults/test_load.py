@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import aiosqlite
 import asyncpg
@@ -21,10 +21,19 @@ import workq
 import workq_aiosqlite
 from faults.proxy import proxy_to
 from plans.explain import wanted
-from support import SOON, Database, Events, PostgresDatabase, Runs, SQLiteDatabase, Wire, eventually, hooked
+from support import (
+    SOON,
+    Database,
+    Events,
+    PostgresDatabase,
+    Runs,
+    SQLiteDatabase,
+    eventually,
+    hooked,
+    wired_queue,
+)
 from workq._backoff import growing
 from workq._store import Lane
-from workq.dialect import Dialect
 
 QUICK: dict[str, Any] = {"poll_interval": 0.05, "stop_timeout": 5}
 
@@ -118,17 +127,14 @@ async def test_an_outage_makes_no_storm_of_connections(postgres: PostgresDatabas
 
 async def test_polls_of_nodes_that_started_together_drift_apart(database: Database) -> None:
     """F27: no two intervals are alike."""
-    async with database.open() as db:
-        wire = Wire(db)
-        queue = workq.Queue(cast(Dialect, wire))
-        await queue.migrate()
+    async with wired_queue(database) as (wire, queue):
         times: list[float] = []
 
         async def seen(rows: Any) -> Any:
             times.append(time.monotonic())
             return rows
 
-        wire.replies[db.sql.claim] = seen
+        wire.replies[wire.sql.claim] = seen
 
         @workq.handler("work")
         async def work(task: workq.Task[int]) -> None: ...
@@ -145,11 +151,8 @@ async def test_polls_of_nodes_that_started_together_drift_apart(database: Databa
 
 async def test_transactions_that_enqueue_send_no_notify_and_rings_are_few(postgres: PostgresDatabase) -> None:
     """F58: NOTIFY takes a lock of the whole server at commit; nothing of it is in the caller's transaction."""
-    async with postgres.open() as db:
-        wire = Wire(db)
-        queue = workq.Queue(cast(Dialect, wire))
-        await queue.migrate()
-        assert db.sql.ring is not None
+    async with wired_queue(postgres) as (wire, queue):
+        assert wire.sql.ring is not None
         conn = await asyncpg.connect(postgres.url)
         sent: list[str] = []
         conn.add_query_logger(lambda query: sent.append(query.query))
@@ -163,7 +166,7 @@ async def test_transactions_that_enqueue_send_no_notify_and_rings_are_few(postgr
         assert len(sent) >= 600
         assert [text for text in sent if "notify" in text.lower()] == []
         await asyncio.sleep(0.1)
-        rings = wire.asked[db.sql.ring]
+        rings = wire.asked[wire.sql.ring]
         assert 1 <= rings <= 300
         assert rings <= (took + 0.1) / 0.003 + 2  # one every 3 ms at most, whatever there is to tell
 

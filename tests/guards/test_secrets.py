@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Literal, cast
+from typing import Any, Literal
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -19,9 +19,18 @@ import pytest
 import workq
 import workq_asyncpg
 from faults.proxy import proxy_to
-from support import SOON, Database, DroppedReply, Events, PostgresDatabase, SQLiteDatabase, Wire, eventually
+from support import (
+    SOON,
+    Database,
+    DroppedReply,
+    Events,
+    PostgresDatabase,
+    SQLiteDatabase,
+    eventually,
+    wired_queue,
+)
 from workq import _life
-from workq.dialect import Dialect, Interrupted, Rows
+from workq.dialect import Interrupted, Rows
 
 CANARY = "hunter2-canary"
 QUICK: dict[str, Any] = {"poll_interval": 0.05, "stop_timeout": 2}
@@ -210,10 +219,7 @@ async def test_a_payload_that_cannot_be_stored_after_the_run(database: Database,
 
 
 async def test_a_lost_lease_and_a_lost_reply(database: Database) -> None:
-    async with watched(database) as watch, database.open() as db:
-        wire = Wire(db)
-        queue = workq.Queue(cast(Dialect, wire), on_event=[watch.events])
-        await queue.migrate()
+    async with watched(database) as watch, wired_queue(database, watch.events) as (wire, queue):
         go = asyncio.Event()
 
         @workq.handler("held")
@@ -225,7 +231,7 @@ async def test_a_lost_lease_and_a_lost_reply(database: Database) -> None:
         @workq.handler("quick")
         async def quick(task: workq.Task[str]) -> None: ...
 
-        wire.replies[db.sql.succeed] = DroppedReply()
+        wire.replies[wire.sql.succeed] = DroppedReply()
         async with workq.Executor(queue, [held, quick], lease=0.6, **QUICK):
             id = await queue.enqueue(None, held, CANARY)
             await queue.enqueue(None, quick, CANARY)
@@ -362,10 +368,7 @@ async def test_a_redact_that_raises_shows_nothing(database: Database) -> None:
 async def test_an_error_of_workqs_own_shows_no_payload(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop that meets what nobody thought of, again and again."""
     monkeypatch.setattr(_life, "MAY_FAIL", 0.1)
-    async with watched(database) as watch, database.open() as db:
-        wire = Wire(db)
-        queue = workq.Queue(cast(Dialect, wire), on_event=[watch.events])
-        await queue.migrate()
+    async with watched(database) as watch, wired_queue(database, watch.events) as (wire, queue):
 
         async def odd(rows: Rows) -> Rows:
             raise RuntimeError("nobody thought of this")
@@ -378,15 +381,15 @@ async def test_an_error_of_workqs_own_shows_no_payload(database: Database, monke
 
         async with workq.Executor(queue, [note], **QUICK):
             await queue.enqueue(None, note, CANARY)
-            wire.replies[db.sql.claim] = odd
+            wire.replies[wire.sql.claim] = odd
 
             async def told() -> bool:
                 return any("nobody thought" in line for line in watch.lines())
 
             await eventually(told)
-            wire.replies[db.sql.claim] = broken
+            wire.replies[wire.sql.claim] = broken
             await asyncio.sleep(0.1)
-            del wire.replies[db.sql.claim]
+            del wire.replies[wire.sql.claim]
             await queue.wait(timeout=SOON)
 
 
