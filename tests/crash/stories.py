@@ -16,7 +16,7 @@ from crash.play import Scene, Story
 from faults.nodes import foreign_writer
 from faults.proxy import Link, Proxy
 from support import eventually
-from workq.testing._server import Server
+from workq.testing._server import Server, children_of, wait_for_state
 
 
 async def again_and_again(scene: Scene, least: float, most: float, act: Callable[[], Awaitable[None]]) -> None:
@@ -133,6 +133,14 @@ def server_ends(end: Callable[[Server], None], *, crashing: bool) -> Callable[[S
         await again_and_again(scene, 0.5, 2, act)
 
     return fault
+
+
+def kill_the_postmaster(server: Server) -> None:
+    """It alone: its children notice, each as soon as it waits, and only then may another one take their place."""
+    children = children_of(server.pid)
+    os.kill(server.pid, signal.SIGKILL)
+    wait_for_state(children, "ZX")
+    server.kill()
 
 
 async def backend_killed(scene: Scene) -> None:
@@ -252,6 +260,7 @@ STORIES = [
     Story("server stopped", server_ends(Server.stop, crashing=False), POSTGRES),
     Story("server stopped at once", server_ends(lambda server: server.stop("immediate"), crashing=True), POSTGRES),
     Story("server killed", server_ends(Server.kill, crashing=True), POSTGRES),
+    Story("the postmaster alone killed", server_ends(kill_the_postmaster, crashing=True), POSTGRES),
     Story("one of the server's processes killed", backend_killed, POSTGRES),
     Story("sessions terminated", sessions_terminated, POSTGRES),
     Story("server frozen", server_frozen, POSTGRES),
