@@ -32,7 +32,19 @@ COLUMNS = (
     "id, queue, name, key, scheduled, priority, run_at, attempt, lost, version, locked_by, locked_until, failed_at, "
     "finished_at, created_at, node, payload, headers, error"
 )
-WATCHED = ("id", "name", "scheduled", "version", "locked_by", "locked_until", "failed_at", "lost", "run_at", "payload")
+WATCHED = (
+    "id",
+    "name",
+    "key",
+    "scheduled",
+    "version",
+    "locked_by",
+    "locked_until",
+    "failed_at",
+    "lost",
+    "run_at",
+    "payload",
+)
 
 
 class WriterBusy(Exception):
@@ -44,6 +56,7 @@ class Side(NamedTuple):
 
     id: int
     name: str
+    key: str | None
     scheduled: bool
     version: int
     locked_by: int | None

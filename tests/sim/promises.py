@@ -31,6 +31,8 @@ class Claim:
     until: int
     lost: int
     name: str
+    schedule: str | None
+    """The key of the schedule that it is a run of."""
     ended: tuple[str, float] | None = None
     """What ended it, and when: one of FINISHES or REPAIRS, "taken over", "undone"."""
     successor: Claim | None = None
@@ -115,7 +117,10 @@ class History:
         token = new.locked_by or 0
         if self._tokens.setdefault(token, number) != number:
             self.broken("fence", f"{call.node} claims with a token that was drawn before", change)
-        claim = Claim((new.id, new.version, token), call, change.at, new.locked_until or 0, new.lost, new.name)
+        schedule = new.key if new.scheduled else None
+        claim = Claim(
+            (new.id, new.version, token), call, change.at, new.locked_until or 0, new.lost, new.name, schedule
+        )
         if before is not None:
             before.ended, before.successor = ("taken over", change.at), claim
         self.claims[claim.token] = claim
@@ -254,6 +259,8 @@ def one_holder(world: World, history: History) -> Iterator[str]:
         holder, id = claim.call.node, claim.token[0]
         if world.database.kind == "server" and world.in_the_way(id, thief.at - lease - 1, thief.at):
             continue  # while a transaction has the row, it is the lease: no beat can extend another
+        if any(thief.at - lease - 1 < step <= thief.call.node.made for step in world.steps):
+            continue  # the machine's clock was set just before it came: by this clock the lease was over
         if holder.calm(thief.at - lease - 1, thief.at):
             yield f"{thief.call.node} took task {id} over from {holder}, which was well ({thief.at:.3f} s)"
     for at, run in world.missed:
@@ -279,9 +286,17 @@ def takeovers(world: World, history: History) -> Iterator[tuple[Claim, float, fl
         lease = claim.call.params["lease"].total_seconds()
         taken = claim.successor
         others = [other for other in world.nodes if other is not node and 0 < other.began <= node.died]
-        able = [other for other in others if claim.name in other.names and other.calm(node.died - lease, taken.at)]
+        able = [
+            other
+            for other in others
+            if claim.name in other.names
+            and (claim.schedule is None or claim.schedule in other.schedules)
+            and other.calm(node.died - lease, taken.at)
+        ]
         if not able or taken.lost >= 3 or claim.at > node.died or world.in_the_way(claim.token[0], node.died, taken.at):
             continue
+        if any(node.died - lease < step <= taken.at for step in world.steps):
+            continue  # a machine's clock that is set back makes leases longer
         yield claim, taken.at - node.died, lease + max(other.poll for other in able) + 1
 
 

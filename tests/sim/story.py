@@ -220,7 +220,10 @@ class Story:
         served = handlers(self.applications, node)
         ahead = draw.random() < 0.7
 
+        node.schedules = keys
+
         def made() -> workq.Executor:
+            node.made = world.loop.time()
             schedules = [
                 workq.Schedule(served["tick"], workq.every(seconds=1.0), {"count": 0}, key=key) for key in keys
             ]

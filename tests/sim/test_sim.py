@@ -30,6 +30,8 @@ FOUND = (
     1608,  # an executor whose workers were all busy knew of a long transaction by its beats alone
     1781,  # the same
     1807,  # a process that was frozen while its claim waited for the writer claimed with the time of before
+    3777,  # a schedule of which no other node knew was expected to be taken over
+    3850,  # a node that started when the machine's clock had just been set was expected to know that
 )
 """Seeds that failed once, and what they showed."""
 

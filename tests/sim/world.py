@@ -96,6 +96,9 @@ class Node:
         self.poll = 0.0
         self.workers = 0
         self.names: tuple[str, ...] = ()
+        self.schedules: tuple[str, ...] = ()
+        self.made = 0.0
+        """When its executor came into being: it notices what the clock does from then on."""
         self.wire = Wire(world, self)
         self.queue = workq.Queue(self.wire, on_event=[self._told])
         self.queue.hub.clock = self.queue.hub.store.clock = NodeClock(world, self)
