@@ -110,14 +110,17 @@ def spread(promise: str, times: Sequence[float]) -> str:
 def machine(found: Sequence[Line]) -> str:
     """Where and when it was measured."""
     pythons = ", ".join(sorted({line["python"] for line in found}))
-    databases = ", ".join(sorted({line["database"] for line in found if line["instrument"] == "crash"}))
+    databases = "; ".join(sorted({line["database"] for line in found if line["instrument"] == "crash"}))
     cores = ", ".join(f"{cores} cores" for cores in sorted({line["cores"] for line in found}))
     last = max((line["at"] for line in found), default="")[:10]
     took = Counter[str]()
     for line in found:
         took[line["instrument"]] += line["took"]
     hours = ", ".join(f"{name} {seconds / 3600:.1f} h" for name, seconds in sorted(took.items()))
-    return f"Python {pythons}; {databases}; {cores}; until {last}; time of all runs: {hours}."
+    return (
+        f"Until {last}, with Python {pythons} on {cores}. Databases of the real processes: {databases}. "
+        f"Time of all runs, some of which ran side by side: {hours}."
+    )
 
 
 def text(found: Sequence[Line]) -> str:
