@@ -166,7 +166,7 @@ class Claimer:
         except BaseException:
             # It may have been carried out: rows with this token are ours, and the next claims take them.
             self._unanswered = {old: until for old, until in self._unanswered.items() if until > sent}
-            self._unanswered[token] = sent + 2 * self._lease.total_seconds()
+            self._unanswered[token] = clock.monotonic() + 2 * self._lease.total_seconds()
             self._cursor = START
             raise
         caution.claimed(sent, clock.monotonic(), wall, takeover=takeover)

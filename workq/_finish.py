@@ -118,7 +118,7 @@ class Finisher:
     async def once(self) -> None:
         """Write what is due, at most a page of it."""
         now = self._clock.monotonic()
-        page = [entry for entry in self._entries if entry.due <= now][: self._page]
+        page = self._due(now)
         try:
             await self._write(page)
             self._page = min(self._page * 2, PAGE)
@@ -133,6 +133,16 @@ class Finisher:
                 self._give_in(page[0], error)
             for entry in page:
                 await self._alone(entry)
+
+    def _due(self, now: float) -> list[Entry]:
+        """A page, with one run of a task at most: a write says of a task, not of a run, that it was done."""
+        page = dict[int, Entry]()
+        for entry in self._entries:
+            if entry.due <= now:
+                page.setdefault(entry.held.lease.id, entry)
+                if len(page) == self._page:
+                    break
+        return list(page.values())
 
     async def _alone(self, entry: Entry) -> None:
         """One by one: a statement failed, and an ending that the database refuses must hold up nobody."""

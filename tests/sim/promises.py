@@ -17,6 +17,7 @@ WRITTEN = 1.5
 NOTICED = 1.0
 """Seconds in which a handler is told that its lease is lost, once a beat has said so."""
 RESUMED = 5.0
+LONGEST_LEASE = 5.0
 DEADLINE = 10.0
 """Seconds after which workq itself gives up a statement that is not answered."""
 
@@ -239,7 +240,7 @@ def one_holder(world: World, history: History) -> Iterator[str]:
     for run in world.runs:
         mine = history.claims.get(run.claim)
         heir = None if mine is None or mine.undone else mine.successor
-        if heir is not None and heir.at < run.at:
+        if heir is not None and heir.at < run.at and not misled(world, heir):
             yield f"task {run.claim[0]} was started on {run.node} after {heir.call.node} took it over ({run.at:.3f} s)"
     for run in world.runs:
         for other in world.runs:
@@ -247,20 +248,21 @@ def one_holder(world: World, history: History) -> Iterator[str]:
             # From complete(tx) on its transaction is its lease, and it is never cancelled.
             if not beside or run.completed:
                 continue
+            mine = history.claims.get(run.claim)
+            if mine is not None and mine.successor is not None and misled(world, mine.successor):
+                continue
             told = [at for at, event in run.node.events if event.kind == "lost" and event.id == run.claim[0]]
             lost = any(run.at <= at <= other.at for at in told)
             if run.at <= other.at < (run.ended or world.loop.time()) and not lost:
                 yield f"task {run.claim[0]} was started a second time on {run.node}, where it ran ({other.at:.3f} s)"
     for claim in history.claims.values():
         thief = claim.successor
-        if thief is None or claim.undone or thief.call.node is claim.call.node:
+        if thief is None or claim.undone or thief.call.node is claim.call.node or misled(world, thief):
             continue
         lease = claim.call.params["lease"].total_seconds()
         holder, id = claim.call.node, claim.token[0]
         if world.database.kind == "server" and world.in_the_way(id, thief.at - lease - 1, thief.at):
             continue  # while a transaction has the row, it is the lease: no beat can extend another
-        if any(thief.at - lease - 1 < step <= thief.call.node.made for step in world.steps):
-            continue  # the machine's clock was set just before it came: by this clock the lease was over
         if holder.calm(thief.at - lease - 1, thief.at):
             yield f"{thief.call.node} took task {id} over from {holder}, which was well ({thief.at:.3f} s)"
     for at, run in world.missed:
@@ -268,6 +270,15 @@ def one_holder(world: World, history: History) -> Iterator[str]:
         by = at + NOTICED
         if not (told and min(told) <= by) and run.node.calm(at, by) and world.loop.time() > by:
             yield f"the handler of task {run.claim[0]} on {run.node} was not told that its lease was lost ({at:.3f} s)"
+
+
+def misled(world: World, claim: Claim) -> bool:
+    """Was the machine's clock set while the claim was on its way, or just before its executor came?
+
+    Then it took a lease that was over, by the clock that it read.
+    """
+    since = claim.at - LONGEST_LEASE - 1
+    return any(claim.call.at < step <= claim.at or since < step <= claim.call.node.made for step in world.steps)
 
 
 def takeover(world: World, history: History) -> Iterator[str]:

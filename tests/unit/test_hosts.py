@@ -8,6 +8,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+import workq
 from workq_asyncpg import Hosts
 from workq_asyncpg._hosts import each_host
 
@@ -130,3 +131,9 @@ async def test_what_a_server_said_counts_more_than_that_another_was_not_there(mo
     servers(monkeypatch, one=ConnectionRefusedError("by one"), two=asyncpg.InvalidPasswordError("by two"))
     with pytest.raises(asyncpg.InvalidPasswordError, match="by two"):
         await Hosts(BOTH).connect(BOTH)
+
+
+@pytest.mark.parametrize("bad", [0, -1])
+def test_a_pool_of_no_connections_is_named_as_that(bad: int) -> None:
+    with pytest.raises(ValueError, match="pool_size"):
+        workq.connect("postgresql://localhost/x", pool_size=bad)

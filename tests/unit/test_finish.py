@@ -1,18 +1,15 @@
-"""A server that has a timeout of its own: what is too much at once is written in smaller parts."""
+"""Writing the ends of runs: in parts that a server with a timeout takes, and of one task one at a time."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Any, cast
 
-import pytest
-
 import workq
 from workq._clock import Clock
 from workq._ending import SUCCESS
 from workq._finish import Entry, Finisher
 from workq._held import Held
-from workq._steady import Steady
 from workq._task import Claimed, Lease
 from workq.dialect import NotNow
 
@@ -36,8 +33,8 @@ class Slow:
         return ids
 
 
-def entry(id: int) -> Entry:
-    now, lease = datetime(2026, 1, 1, tzinfo=UTC), Lease(id, 1, 1)
+def entry(id: int, version: int = 1) -> Entry:
+    now, lease = datetime(2026, 1, 1, tzinfo=UTC), Lease(id, version, 1)
     return Entry(
         Held(Claimed(lease, "", "note", None, False, 0, now, 0, 0, "null", None, now), lease, note, 0, 30), SUCCESS, 0
     )
@@ -66,22 +63,36 @@ async def test_finishes_that_are_too_many_for_a_timeout_of_the_servers_get_throu
     assert table.rows == set(range(900))
 
 
-async def test_a_loop_that_has_nothing_to_attempt_fails_no_more() -> None:
-    """F18: what failed before the workers were all busy says nothing of the database now."""
-    steady = Steady("claims", Clock())
+class Table:
+    """Rows by id, as versions."""
 
-    async def fail() -> None:
-        raise NotNow("for a moment")
+    def __init__(self, rows: dict[int, int]) -> None:
+        self.rows = rows
 
-    await steady.attempt(fail)
-    assert steady.failing
-    assert steady.fails_for(-1)
-    steady.rests()
-    assert not steady.failing
-    assert not steady.fails_for(-1)
+    async def succeed(self, connection: object, leases: list[Lease], urgency: object) -> set[int]:
+        ids = {lease.id for lease in leases if self.rows.get(lease.id) == lease.version}
+        for id in ids:
+            del self.rows[id]
+        return ids
+
+    async def look(self, connection: object, ids: list[int], urgency: object) -> dict[int, Lease]:
+        return {id: Lease(id, self.rows[id], 1) for id in ids if id in self.rows}
 
 
-@pytest.mark.parametrize("bad", [0, -1])
-def test_a_pool_of_no_connections_is_named_as_that(bad: int) -> None:
-    with pytest.raises(ValueError, match="pool_size"):
-        workq.connect("postgresql://localhost/x", pool_size=bad)
+async def test_of_two_runs_of_one_task_only_the_last_is_told_as_completed() -> None:
+    """fence: the first one could not be written before its lease was over, and this process claimed the task again."""
+    written, lost = list[int](), list[int]()
+    finisher = Finisher(
+        cast(Any, Table({7: 3, 8: 1})),
+        cast(Any, None),
+        Clock(),
+        2000,
+        lambda some: written.extend(one.held.lease.version for one, _ in some),
+        lambda one: lost.append(one.held.lease.version),
+    )
+    for end in (entry(7, 1), entry(7, 3), entry(8, 1)):
+        finisher.put(end)
+    await finisher.once()
+    await finisher.once()
+    assert sorted(written) == [1, 3]
+    assert lost == [1]
