@@ -29,6 +29,7 @@ class Caution:
     def looked(self, monotonic: float, wall: datetime) -> None:
         """A beat or a claim succeeded, sent at this time."""
         if monotonic >= self._looked:  # a reply may come after that to a younger statement
+            self.stalled(monotonic, wall)  # or a beat would hide from the next claim what it came after
             self._looked, self._wall = monotonic, wall
 
     def waited(self) -> None:
@@ -61,9 +62,9 @@ class Caution:
     def claimed(self, sent: float, replied: float, wall: datetime, *, takeover: bool) -> None:
         """A claim succeeded. The first one after a stall ends it and begins the pause, one in the pause that had to
         wait for a whole beat interval begins it anew."""
+        self.looked(sent, wall)
         if takeover:
             self._patient = False
         elif self._stalled or replied - sent >= self._beat:
             self._stalled = False
             self._until = replied + self._beat
-        self.looked(sent, wall)

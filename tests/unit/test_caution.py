@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from workq._caution import IMPATIENT, Caution
 
 LEASE = 30.0
@@ -50,6 +52,18 @@ def test_a_beat_is_a_look_too() -> None:
         caution.looked(second, wall(second))
     assert not caution.stalled(190 + LONGEST, wall(190 + LONGEST))
     assert caution.may_take_over(190 + LONGEST)
+
+
+@pytest.mark.parametrize(("at", "off"), [(1, 600), (1, -600), (LONGEST + 1, 0)])
+def test_a_stall_that_a_beat_saw_is_one_for_the_next_claim(at: float, off: float) -> None:
+    """F47: after it the clocks agree again and the last look is fresh, but the beats of others may be late."""
+    caution = fresh()
+    caution.looked(at, wall(at, off))
+    assert caution.stalled(at + 0.1, wall(at + 0.1, off))
+    assert not caution.may_take_over(at + 0.1)
+    caution.claimed(at + 0.1, at + 0.2, wall(at + 0.1, off), takeover=False)
+    assert not caution.may_take_over(at + 0.1 + BEAT)
+    assert caution.may_take_over(at + 0.3 + BEAT)
 
 
 def test_a_gap_longer_than_a_beat_and_a_poll_is_a_stall() -> None:
@@ -156,6 +170,6 @@ def test_an_older_look_that_is_told_late_changes_nothing() -> None:
     """A claim may be sent before a beat and answered after it. Only the younger look counts, on both clocks."""
     caution = Caution(3, 1, 0.0, wall(0))
     caution.looked(1, wall(1))
-    caution.looked(9, wall(9))
+    caution.looked(3, wall(3))
     caution.looked(2, wall(2))
-    assert not caution.stalled(9.5, wall(9.5))
+    assert not caution.stalled(5.2, wall(5.2))
