@@ -36,6 +36,10 @@ class Caution:
         """A claim waited too long for SQLite's writer."""
         self._stalled = True
 
+    def beat_waited(self) -> None:
+        """A beat did. It begins a pause, and makes none longer: there is one in every pause."""
+        self._stalled = self._stalled or (self._until is None and not self._patient)
+
     def stalled(self, monotonic: float, wall: datetime) -> bool:
         """Must the next thing be a beat?"""
         elapsed = monotonic - self._looked

@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 from workq._caution import IMPATIENT, Caution
 from workq._clock import Clock
+from workq._deadline import Deadline
 from workq._held import Holding
 from workq._settings import Settings
 from workq._store import Lane, Store, Wanted
@@ -27,9 +28,10 @@ START: Cursor = {}
 SUSPECT = 3
 """From so many vanished holders on (or max_lost, if that is less), a node runs such tasks one at a time, or a killer's
 neighbours would be parked with it."""
-TIMEOUT = 10.0
+BUSY = 10.0
+"""Seconds of attempts while SQLite's writer is busy."""
 BREATH = 0.005
-"""Seconds between attempts while SQLite's writer is busy."""
+"""Seconds between them."""
 
 
 class Page(NamedTuple):
@@ -83,6 +85,7 @@ class Claimer:
         self._passed = clock.monotonic()
         self._looked_for_suspects = float("-inf")
         self._unanswered: dict[int, float] = {}
+        self._deadline = Deadline(clock)
         self._closed = False
 
     def close(self) -> None:
@@ -124,7 +127,7 @@ class Claimer:
         return Page([task for task in tasks if not self._holding.renew(task.lease, alive_until)], sent)
 
     async def _claim(self, limit: int, cursor: Cursor, *, suspects: bool, ahead: bool = False) -> Page:
-        until = self._clock.monotonic() + TIMEOUT
+        until = self._clock.monotonic() + BUSY
         while True:
             try:
                 return await self._send(limit, cursor, suspects=suspects, ahead=ahead)
@@ -156,10 +159,14 @@ class Claimer:
             suspects=suspects,
             ahead=ahead,
         )
-        patience = IMPATIENT if brief else min(caution.patience(takeover=takeover), TIMEOUT)
-        urgency = Urgency(timeout=TIMEOUT, lock_wait=patience)
+        patience = IMPATIENT if brief else caution.patience(takeover=takeover)
+
+        async def claim(seconds: float) -> list[Claimed]:
+            urgency = Urgency(timeout=seconds, lock_wait=min(patience, seconds))
+            return await self._store.claim(self._connection, wanted, urgency)
+
         try:
-            tasks = await self._store.claim(self._connection, wanted, urgency)
+            tasks = await self._deadline.meet(claim)
         except Busy:
             caution.waited()
             raise

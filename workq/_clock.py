@@ -6,6 +6,9 @@ import asyncio
 import time
 from datetime import UTC, datetime
 
+# Of Linux, and of macOS: time.monotonic() stands still there while the machine sleeps, and leases do not.
+_SLEEPLESS = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
+
 
 class Clock:
     """The machine's clock and the loop's. A simulator brings its own."""
@@ -15,8 +18,8 @@ class Clock:
         return datetime.fromtimestamp(time.time(), UTC)
 
     def monotonic(self) -> float:
-        """Seconds that never go back, for durations."""
-        return time.monotonic()
+        """Seconds that never go back, for durations; those in which the machine slept count, too."""
+        return time.monotonic() if _SLEEPLESS is None else time.clock_gettime(_SLEEPLESS)
 
     async def sleep(self, seconds: float) -> None:
         """Let others run for so long."""

@@ -9,12 +9,12 @@ import os
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import anyio
 
 from workq._checks import count
 from workq._process import require_process, to_its_end
+from workq._url import UNREADABLE, split_url
 
 if TYPE_CHECKING:
     from workq.dialect import Dialect
@@ -47,7 +47,7 @@ def connect(
         )
     scheme, separator, rest = url.partition("://")
     if separator and scheme in POSTGRES:
-        if urlsplit(f"postgresql://{rest}").password == "***":
+        if split_url(f"postgresql://{rest}").password == "***":
             raise ValueError(
                 "the URL's password is '***', which is how SQLAlchemy prints one: "
                 "use engine.url.render_as_string(hide_password=False)"
@@ -79,18 +79,16 @@ async def _postgres(dsn: str, schema: str | None, table: str, pool_size: int, li
     # A pooler in transaction mode knows no prepared statements of a session.
     options: dict[str, object] = {} if listen else {"statement_cache_size": 0}
     pid = os.getpid()
-    if "," in urlsplit(dsn).netloc:
-        options["connect"] = adapter.Hosts(dsn).connect
+    hosts = adapter.Hosts(dsn)
+    if hosts.several:
+        options["connect"] = hosts.connect
     try:
         pool = await asyncpg.create_pool(dsn, min_size=1, max_size=pool_size, **options)
     except ValueError as error:
         if not str(error).startswith("invalid literal for int()"):
             raise
         # What asyncpg says quotes the part that is no number: a piece of the password, if that was not escaped.
-        raise ValueError(
-            "the URL cannot be read: its port is no number. Are there characters in the password that must be "
-            "percent-encoded (urllib.parse.quote)?"
-        ) from None
+        raise ValueError(f"{UNREADABLE} (its port is no number)") from None
     db = adapter.Postgres(pool, schema=schema, table=table, listen=listen)
     db.reserve(0)()  # its connections are open: from here on it belongs to this process
     try:

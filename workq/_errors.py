@@ -4,6 +4,11 @@
 class Error(Exception):
     """Base class of workq's own errors. Errors of the database driver are passed through as they are."""
 
+    __module__ = "workq"
+
+    def __init_subclass__(cls) -> None:
+        cls.__module__ = "workq"  # as users import it, and as stored errors name it
+
 
 class KeyTaken(Error):
     """`retry` found a live task with the same key. The caller's transaction stays usable."""

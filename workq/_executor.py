@@ -118,6 +118,13 @@ class Executor:
         started: asyncio.Future[None] = loop.create_future()
         name = f"workq executor {self._settings.queue!r}"
         self._supervisor = supervisor = loop.create_task(self._supervise(started), name=name)
+
+        def ended(_: object) -> None:
+            if not started.done():  # it was cancelled once more, while it cleaned up
+                started.set_exception(StoppedEarly("the executor was stopped before it had started"))
+                started.exception()
+
+        supervisor.add_done_callback(ended)
         try:
             await asyncio.shield(started)
         except BaseException:
@@ -242,17 +249,18 @@ class Executor:
             holding=self._holding,
             ring=self._ring,
         )
-        await stack.enter_async_context(self._hub.attached(local))
-        stack.callback(dialect.reserve(3))
         name = f"executor of queue {settings.queue!r}"
         watched = self._contact.watched
         claim, finish = (watched(dialect.connection(f"{name}, {purpose}")) for purpose in ("claim", "finish"))
         beat = watched(dialect.connection(f"{name}, beat", first=True))
 
-        async def give_back() -> None:
-            await asyncio.gather(claim.close(), finish.close(), beat.close())
+        async def leave() -> None:
+            # Side by side: a server that says nothing costs each its whole patience.
+            await asyncio.gather(claim.close(), finish.close(), beat.close(), self._hub.detach(local))
 
-        stack.push_async_callback(give_back)
+        self._hub.attach(local)
+        stack.push_async_callback(leave)
+        stack.callback(dialect.reserve(3))
         store, clock = self._hub.store, self._hub.clock
         caution = Caution(settings.lease, settings.poll_interval, clock.monotonic(), clock.now())
         await check_schema(dialect, claim)

@@ -14,19 +14,22 @@ from datetime import datetime
 from typing import Literal, TypeAlias
 
 from workq._clock import Clock
+from workq._deadline import Deadline
 from workq._describe import one_line
 from workq._ending import SUCCESS, Ending, Settled
 from workq._held import Held
 from workq._store import Store
 from workq._task import Lease
-from workq.dialect import Busy, Connection, Interrupted, Unreachable, Urgency
+from workq.dialect import Busy, Connection, Interrupted, NotNow, Unreachable, Urgency
 
 logger = logging.getLogger("workq")
 
-URGENCY = Urgency(timeout=10)
 PAGE = 1000
 LONGEST_WAIT = 1.0
-"""Seconds between looks at a row that somebody's transaction holds."""
+"""Seconds between looks at a row that somebody's transaction holds, and between attempts of one that failed alone."""
+REFUSED = 1.0
+"""Seconds of refusals after which an ending is given in: a privilege may be back, or a table that was renamed."""
+DELETE_REFUSED = 30.0
 
 Verdict: TypeAlias = Literal["written", "completed", "locked", "lost"]
 
@@ -40,8 +43,12 @@ class Entry:
     duration: float | None
     unsure: bool = False
     """A write was sent whose reply was lost."""
-    refused: bool = False
-    """The database would not store it as it was."""
+    alone: bool = False
+    """A write of it alone failed: it holds up nobody else any more."""
+    refused_since: float | None = None
+    """When the database first refused to store it."""
+    given_in: bool = False
+    """The ending is that it could not be stored."""
     due: float = 0.0
     wait: float = 0.01
 
@@ -79,6 +86,7 @@ class Finisher:
         most: int,
         written: Callable[[Sequence[tuple[Entry, datetime | None]]], None],
         lost: Callable[[Entry], None],
+        redact: Callable[[str], str],
     ) -> None:
         self._store = store
         self._connection = connection
@@ -86,8 +94,10 @@ class Finisher:
         self._most = most
         self._written = written
         self._lost = lost
+        self._redact = redact
         self._entries: dict[Entry, None] = {}
         self._arrived = asyncio.Event()
+        self._deadline = Deadline(clock)
         self._page = PAGE
         """How many go into one write: fewer after one that may have been too much for a timeout of the server's."""
 
@@ -125,23 +135,28 @@ class Finisher:
         except (Interrupted, Unreachable, Busy) as error:
             if not isinstance(error, Busy):
                 self._page = max(len(page) // 2, 1)
-            for entry in page:
-                entry.unsure = entry.unsure or isinstance(error, Interrupted)
+            self._doubted(page, error)
             raise
         except Exception as error:
             if len(page) == 1:
-                self._give_in(page[0], error)
-            for entry in page:
-                await self._alone(entry)
+                self._refused(page[0], error)
+            else:
+                for entry in page:
+                    await self._alone(entry)
 
     def _due(self, now: float) -> list[Entry]:
         """A page, with one run of a task at most: a write says of a task, not of a run, that it was done."""
         page = dict[int, Entry]()
         for entry in self._entries:
-            if entry.due <= now:
-                page.setdefault(entry.held.lease.id, entry)
-                if len(page) == self._page:
-                    break
+            if entry.due > now:
+                continue
+            if entry.alone:
+                if page:
+                    continue
+                return [entry]
+            page.setdefault(entry.held.lease.id, entry)
+            if len(page) == self._page:
+                break
         return list(page.values())
 
     async def _alone(self, entry: Entry) -> None:
@@ -150,19 +165,40 @@ class Finisher:
             return
         try:
             await self._write([entry])
-        except (Interrupted, Unreachable, Busy):
+        except (Interrupted, Unreachable, Busy) as error:
+            self._doubted([entry], error)
             raise
         except Exception as error:
-            self._give_in(entry, error)
+            self._refused(entry, error)
 
-    def _give_in(self, entry: Entry, error: Exception) -> None:
-        """The database refuses to store this ending: fail the task with that, in words it will take."""
-        text = f"the end of the run could not be stored: {one_line(error)}"
-        logger.log(logging.DEBUG if entry.refused else logging.ERROR, "task %d: %s", entry.held.lease.id, text)
-        entry.refused = True
-        settled = Settled(failed=True, attempt=entry.held.claimed.attempt + 1, error=text)
+    def _doubted(self, page: Sequence[Entry], error: Interrupted | Unreachable | Busy) -> None:
+        for entry in page:
+            entry.unsure = entry.unsure or isinstance(error, Interrupted)
+        if len(page) == 1 and isinstance(error, Interrupted | NotNow):
+            # It may be the one that is too much, for a proxy or a full disk.
+            page[0].alone = True
+            self._later(page[0])
+
+    def _later(self, entry: Entry) -> None:
         entry.due = self._clock.monotonic() + entry.wait
         entry.wait = min(entry.wait * 2, LONGEST_WAIT)
+
+    def _refused(self, entry: Entry, error: Exception) -> None:
+        """The database refuses to store this ending. After a while: fail the task with that, in words it will take."""
+        entry.alone = True
+        self._later(entry)
+        now = self._clock.monotonic()
+        text = self._redact(f"the end of the run could not be stored: {one_line(error)}")
+        if entry.refused_since is None:
+            entry.refused_since = now
+            logger.warning("task %d: %s; it is tried again", entry.held.lease.id, text)
+        # A DELETE has no content that could be at fault.
+        if now - entry.refused_since < (DELETE_REFUSED if entry.ending.settled is None else REFUSED):
+            return
+        if not entry.given_in:
+            logger.error("task %d: %s", entry.held.lease.id, text)
+        entry.given_in = True
+        settled = Settled(failed=True, attempt=entry.held.claimed.attempt + 1, error=text)
         entry.ending = Ending("failed", settled, text)
 
     async def _write(self, page: Sequence[Entry]) -> None:
@@ -170,11 +206,16 @@ class Finisher:
         updates = [(entry, entry.ending.settled) for entry in page if entry.ending.settled is not None]
         left_out: list[Entry] = []
         if deletes:
-            ids = await self._store.succeed(self._connection, [entry.held.lease for entry in deletes], URGENCY)
+            leases = [entry.held.lease for entry in deletes]
+            ids = await self._deadline.meet(
+                lambda seconds: self._store.succeed(self._connection, leases, Urgency(timeout=seconds))
+            )
             left_out += self._done(deletes, dict.fromkeys(ids))
         if updates:
             rows = [(entry.held.lease, settled) for entry, settled in updates]
-            run_ats = await self._store.settle(self._connection, rows, URGENCY)
+            run_ats = await self._deadline.meet(
+                lambda seconds: self._store.settle(self._connection, rows, Urgency(timeout=seconds))
+            )
             left_out += self._done([entry for entry, _ in updates], run_ats)
         if left_out:
             await self._look(left_out)
@@ -193,14 +234,16 @@ class Finisher:
         return left_out
 
     async def _look(self, entries: Sequence[Entry]) -> None:
-        rows = await self._store.look(self._connection, [entry.held.lease.id for entry in entries], URGENCY)
+        ids = [entry.held.lease.id for entry in entries]
+        rows = await self._deadline.meet(
+            lambda seconds: self._store.look(self._connection, ids, Urgency(timeout=seconds))
+        )
         now = self._clock.monotonic()
         for entry in entries:
             within_lease = now < entry.held.alive_until
             match verdict(entry, rows.get(entry.held.lease.id), within_lease=within_lease):
                 case "locked":
-                    entry.due = now + entry.wait
-                    entry.wait = min(entry.wait * 2, LONGEST_WAIT)
+                    self._later(entry)
                 case "written":
                     if entry.ending.settled is None:
                         logger.info("task %d is gone; it was most likely our own finish", entry.held.lease.id)

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Literal, TypeAlias
 
 from workq._clock import Clock
-from workq.dialect import Connection, Interrupted, NotNow, Params, Rows, Statement, Unreachable, Urgency
+from workq.dialect import Connection, Interrupted, Params, Rows, Statement, Unreachable, Urgency
 
 Phase: TypeAlias = Literal["new", "starting", "running", "stopping", "stopped"]
 
@@ -88,8 +88,7 @@ class _Watched:
         try:
             rows = await self._connection.fetch(statement, params, urgency)
         except Exception as error:
-            # One that refused was there.
-            contact.reachable = isinstance(error, NotNow) or not isinstance(error, Interrupted | Unreachable)
+            contact.reachable = error.answered if isinstance(error, Unreachable) else not isinstance(error, Interrupted)
             if contact.reachable:
                 contact.answered.now()
             raise

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -71,7 +71,7 @@ class Hub:
         self.max_payload: int = max_payload
         self._redact = redact
         self._rings: dict[str, Callable[[], None]] = {}
-        self._changes = 0
+        self._changes = Counter[str]()
         self._state: _InLoop | None = None
         dialect.at_close(self._close)
 
@@ -110,42 +110,44 @@ class Hub:
         self.in_loop().sender.soon(item)
 
     async def flush(self) -> None:
-        """Wait until what `soon` took is stored, or has failed."""
+        """Wait until what `soon` took until now is stored, or has failed."""
         if self._state is not None:
-            await self._state.sender.idle.wait()
+            await self._state.sender.flush()
 
     @property
     def locals(self) -> Sequence[Local]:
         """Those that run on this queue."""
         return () if self._state is None else tuple(self._state.locals)
 
-    @asynccontextmanager
-    async def attached(self, local: Local) -> AsyncGenerator[None]:
-        """While an executor lives here: listen for rings, and count on the queue's two connections."""
+    def attach(self, local: Local) -> None:
+        """An executor lives here from now on: listen for rings, and count on the queue's two connections."""
         state = self.in_loop()
         if not state.locals:
             state.release = self.dialect.reserve(2)
             state.listening = state.loop.create_task(self.dialect.listen(self._heard), name="workq listen")
         state.locals.append(local)
-        try:
-            yield
-        finally:
-            state.locals.remove(local)
-            if not state.locals:
-                if state.release is not None:
-                    state.release()
-                if state.listening is not None:
-                    state.listening.cancel()
-                    await asyncio.wait([state.listening], timeout=0.2)
 
-    @property
-    def changes(self) -> int:
-        """Counts what happened here, so that a look at the table can be told from a stale one."""
-        return self._changes
+    async def detach(self, local: Local) -> None:
+        """It does no more."""
+        state = self.in_loop()
+        state.locals.remove(local)
+        if not state.locals:
+            if state.release is not None:
+                state.release()
+            if state.listening is not None:
+                state.listening.cancel()
+                await asyncio.wait([state.listening], timeout=0.2)
 
-    def changed(self) -> None:
-        """Something ended here: whoever waits may look again."""
-        self._changes += 1
+    def changes(self, names: Set[str] | None) -> int:
+        """Counts what happened here to tasks of these names (None: any), so that a look at the table can be told from
+        a stale one."""
+        counts = self._changes
+        return sum(counts.values() if names is None else (counts[name] for name in names))
+
+    def changed(self, names: Iterable[str]) -> None:
+        """Tasks of these names ended here: whoever waits may look again."""
+        for name in names:
+            self._changes[name] += 1
         if self._state is not None:
             self._state.changed.set()
 
@@ -210,7 +212,9 @@ class Hub:
 
     def _stored(self, stored: Sequence[tuple[Item, int | None]]) -> None:
         self.enqueued(stored, None)
-        self._changes += 1
+        for item, id in stored:
+            if id is not None:
+                self._changes[item.name] += 1
 
     def _tell(
         self,
@@ -246,7 +250,7 @@ class Hub:
             return
         try:
             async with asyncio.timeout(5):
-                await self.flush()
+                await state.sender.idle.wait()
         except TimeoutError:
             pass
         await state.shared.close()

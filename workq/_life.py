@@ -67,6 +67,7 @@ class Life:
             max(4 * settings.workers, 2 * MOST),
             self._reporter.written,
             lambda entry: self._reporter.lost(entry.held),
+            hub.redacted,
         )
         self.workers = Workers(
             settings, store, clock, holding, self._reporter, self._finisher.put, hub.redacted, hub.checked
@@ -126,8 +127,8 @@ class Life:
         """The deadline has passed: cancel what runs, and give it and the last writes a moment."""
         for held in self._holding:
             held.cancel("stop")
-        until = self._clock.monotonic() + GRACE + LAST_WRITES
         running = [held.job for held in self._holding if held.job is not None and held.handler.is_async]
+        until = self._clock.monotonic() + (GRACE if running else 0) + LAST_WRITES
         if running:
             await asyncio.wait(running, timeout=GRACE)
         for held in self._holding:

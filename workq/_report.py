@@ -38,7 +38,7 @@ class Reporter:
                 handed_back.add(entry.held.claimed.queue)
         for queue in handed_back:
             self._hub.ring(queue, None)  # for whoever has a free place now, ourselves included
-        self._hub.changed()
+        self._hub.changed(entry.held.claimed.name for entry, _ in entries)
 
     def _written(self, entry: Entry, run_at: datetime | None, at: datetime) -> None:
         held, ended = entry.held, entry.ending
@@ -71,7 +71,7 @@ class Reporter:
         self._tell("lost", held, self._hub.clock.now())
         if held.ended:
             self._holding.remove(held)
-        self._hub.changed()
+        self._hub.changed([held.claimed.name])
 
     def abandoned(self, held: Held) -> None:
         """stop() could not wait for its handler."""

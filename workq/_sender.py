@@ -22,10 +22,12 @@ PAGE = 1000
 
 
 class Letter(NamedTuple):
-    """One task to store, and who waits for its id (nobody, if it came by `enqueue_soon`)."""
+    """One task to store, and who waits for its id."""
 
     item: Item
-    waiting: asyncio.Future[int | None] | None
+    waiting: asyncio.Future[int | None]
+    soon: bool = False
+    """It came by `enqueue_soon`: nobody asks for the id."""
 
 
 class Sender:
@@ -38,7 +40,8 @@ class Sender:
         self._shared = shared
         self._stored = stored
         self._letters: list[Letter] = []
-        self._jobs: set[asyncio.Task[None]] = set()
+        self._jobs: set[asyncio.Task[object]] = set()
+        self._soon: set[asyncio.Future[int | None]] = set()
         self._running = False
         self.idle: asyncio.Event = asyncio.Event()
         self.idle.set()
@@ -51,7 +54,15 @@ class Sender:
 
     def soon(self, item: Item) -> None:
         """Store one task, as soon as it can be."""
-        self._put(Letter(item, None))
+        stored: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self._soon.add(stored)
+        stored.add_done_callback(self._soon.discard)
+        self._put(Letter(item, stored, soon=True))
+
+    async def flush(self) -> None:
+        """Wait until what `soon` took until now is stored, or has failed."""
+        if self._soon:
+            await asyncio.wait(self._soon.copy())
 
     def _put(self, letter: Letter) -> None:
         self.idle.clear()
@@ -64,12 +75,12 @@ class Sender:
             self._running = True
             self._begin(self._run())
 
-    def _begin(self, work: Coroutine[object, object, None]) -> None:
+    def _begin(self, work: Coroutine[object, object, object]) -> None:
         job = asyncio.get_running_loop().create_task(work, name="workq sender")
         self._jobs.add(job)
         job.add_done_callback(self._ended)
 
-    def _ended(self, job: asyncio.Task[None]) -> None:
+    def _ended(self, job: asyncio.Task[object]) -> None:
         self._jobs.discard(job)
         if not self._jobs:
             self.idle.set()
@@ -78,47 +89,55 @@ class Sender:
         try:
             while self._letters:
                 # A caller that was cancelled before its task was sent has not enqueued it.
-                letters = [letter for letter in self._letters if letter.waiting is None or not letter.waiting.done()]
+                letters = [letter for letter in self._letters if not letter.waiting.done()]
                 page, self._letters = letters[:PAGE], letters[PAGE:]
                 if page:
                     await self._store_page(page)
         finally:
             self._running = False
 
-    async def _store_page(self, page: Sequence[Letter]) -> None:
-        items = [letter.item for letter in page]
-
-        async def insert(connection: Connection) -> list[int | None]:
-            return await self._store.insert(Ours(connection), items)
-
+    async def _store_page(self, page: Sequence[Letter]) -> bool:
+        """Store these, each or none. Returns False if the database could not do even one alone now."""
         try:
-            ids = await patiently(partial(self._shared.run_here, insert), self._store.clock)
+            await self._insert(page)
+        except NotNow as error:
+            # All at once may have been too much for a timeout of the server's.
+            half = len(page) // 2
+            if half and await self._store_page(page[:half]):
+                return await self._store_page(page[half:])
+            self._failed(page[half:], plainly(error))
+            return False
         except Interrupted as error:
             self._failed(page, OutcomeUnknown(f"the reply to the INSERT was lost: {one_line(plainly(error))}"))
-        except NotNow as error:
-            await self._one_by_one(page, plainly(error))  # all at once may have been too much
         except (Unreachable, Busy) as error:
             self._failed(page, plainly(error))
         except asyncio.CancelledError:
             self._failed(page, OutcomeUnknown("the event loop ended during the INSERT"))
             raise
         except Exception as error:
-            await self._one_by_one(page, error)  # so that one the database refuses does not take others along
-        else:
-            self._stored(list(zip(items, ids, strict=True)))
-            for letter, id in zip(page, ids, strict=True):
-                if letter.waiting is not None and not letter.waiting.done():
-                    letter.waiting.set_result(id)
+            if len(page) == 1:
+                self._failed(page, error)
+            else:
+                for letter in page:  # so that one the database refuses does not take others along
+                    await self._store_page([letter])
+        return True
 
-    async def _one_by_one(self, page: Sequence[Letter], error: BaseException) -> None:
-        if len(page) == 1:
-            self._failed(page, error)
-        for letter in page if len(page) > 1 else ():
-            await self._store_page([letter])
+    async def _insert(self, page: Sequence[Letter]) -> None:
+        items = [letter.item for letter in page]
+
+        async def insert(connection: Connection) -> list[int | None]:
+            return await self._store.insert(Ours(connection), items)
+
+        ids = await patiently(partial(self._shared.run_here, insert), self._store.clock)
+        self._stored(list(zip(items, ids, strict=True)))
+        for letter, id in zip(page, ids, strict=True):
+            if not letter.waiting.done():
+                letter.waiting.set_result(id)
 
     def _failed(self, page: Sequence[Letter], error: BaseException) -> None:
         for letter in page:
-            if letter.waiting is None:
+            if letter.soon:
                 logger.error("enqueue_soon could not store a task %r: %s", letter.item.name, one_line(error))
+                letter.waiting.cancel()
             elif not letter.waiting.done():
                 letter.waiting.set_exception(error)

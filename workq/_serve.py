@@ -36,7 +36,7 @@ async def serve(*executors: Executor) -> None:
         finally:
             signalled.cancel()
             await _stop(executors, running, asked)
-    for task in running:
+    for task in (task for task in running if task.done()):
         with suppress(asyncio.CancelledError, StoppedEarly):
             task.result()
 

@@ -106,5 +106,7 @@ async def patiently(attempt: Callable[[], Awaitable[T]], clock: Clock) -> T:
 
 
 def plainly(error: Unreachable | Interrupted | Busy) -> BaseException:
-    """The error a caller knows: the driver's own."""
-    return TimeoutError(str(error)) if isinstance(error, Busy) else error.__cause__ or TimeoutError(str(error))
+    """The error a caller knows: the driver's own, unless it says nothing."""
+    cause = error.__cause__
+    silent = isinstance(cause, TimeoutError) and not str(cause)
+    return TimeoutError(str(error)) if cause is None or silent or isinstance(error, Busy) else cause

@@ -31,7 +31,7 @@ async def wait_until_done(hub: Hub, names: Set[str] | None, timeout: float | Non
 async def done(hub: Hub, names: Set[str] | None) -> bool:
     """Is nothing left? A look at the table counts only if nothing happened here meanwhile."""
     await hub.flush()
-    before = hub.changes
+    before = hub.changes(names)
     if any(held(local, names) for local in hub.locals):
         return False
     found = await left(hub, names, limit=1)
@@ -39,7 +39,7 @@ async def done(hub: Hub, names: Set[str] | None) -> bool:
         for local in hub.locals:
             if serves(local, one):
                 local.ring()  # committed a moment ago, perhaps: no need to wait for the poll
-    return not found and hub.changes == before and not any(held(local, names) for local in hub.locals)
+    return not found and hub.changes(names) == before and not any(held(local, names) for local in hub.locals)
 
 
 def held(local: Local, names: Set[str] | None) -> bool:

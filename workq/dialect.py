@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias
 from workq._names import Names, names
 from workq._process import require_process, to_its_end
 from workq._sql import Statement, Statements, postgres, sqlite
+from workq._url import split_url
 
 __all__ = [
     "Connection",
@@ -33,6 +34,7 @@ __all__ = [
     "names",
     "postgres",
     "require_process",
+    "split_url",
     "sqlite",
     "to_its_end",
 ]
@@ -55,11 +57,17 @@ class Transaction(Protocol):
 
 
 class Unreachable(Exception):
-    """No connection could be had, for the reason in `__cause__`. Nothing was done."""
+    """It could not be tried, for the reason in `__cause__`: no connection could be had, say. Nothing was done."""
+
+    answered = False
+    """Did the database say so itself?"""
 
 
 class NotNow(Unreachable):
-    """The database answered that it cannot do it now: a timeout of its own, an operator, no memory, a full disk."""
+    """The database answered that it cannot do it now: a timeout of its own, an operator, no memory, a full disk, a
+    standby."""
+
+    answered = True
 
 
 class Interrupted(Exception):

@@ -166,7 +166,8 @@ class File:
                 raise Interrupted(f"the file broke: {error}") from error
             raise
         except MemoryError as error:
-            raise NotNow("SQLite has no memory left") from error
+            # SQLite's, or Python's when the statement had been carried out.
+            raise Interrupted("no memory is left") from error
 
     async def _fetch(self, statement: Statement, params: Params, urgency: Urgency, first: bool) -> Rows:
         if not statement.writes:

@@ -54,6 +54,9 @@ GONE = (
 )
 """Errors after which nothing is known about the statement, and the connection is of no use."""
 
+POOLED = (asyncpg.DuplicatePreparedStatementError, asyncpg.InvalidSQLStatementNameError)
+"""What comes of prepared statements when one session serves many clients."""
+
 NOT_NOW = (
     asyncpg.QueryCanceledError,
     asyncpg.InsufficientResourcesError,
@@ -77,6 +80,7 @@ class PostgresConnection:
     async def fetch(self, statement: Statement, params: Params, urgency: Urgency) -> Rows:
         """Run one statement in a transaction of its own."""
         require_process(self._pid)
+        await self.raw()  # the statement's time begins when it can be sent
         deadline = asyncio.get_running_loop().time() + urgency.timeout
         pauses = 0.002
         while True:
@@ -114,7 +118,10 @@ class PostgresConnection:
             # A demoted primary: every connection of this generation leads there.
             end(raw)
             await self._pool.expire_connections()
-            raise Interrupted(f"{self._purpose}: the server became read-only") from error
+            raise NotNow(f"{self._purpose}: the server became read-only") from error
+        except POOLED as error:
+            error.add_note("behind a pooler in transaction mode: workq.connect(url, listen=False), or see the README")
+            raise
         except Exception as error:
             if loop.time() >= deadline and ended(raw):
                 slow = TimeoutError(f"{self._purpose}: the database did not answer in time")

@@ -6,21 +6,32 @@ import asyncio
 import os
 from functools import partial
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlunsplit
 
 import asyncpg
+
+from workq.dialect import split_url
 
 HEAD_START = 0.25
 """Seconds that a server has to answer before the next one is asked, too."""
 
 
 def each_host(dsn: str) -> list[str]:
-    """For every host that the URL names, the URL with that one alone."""
-    parts = urlsplit(dsn)
+    """For every host that the URL (or else PGHOST) names, the URL with that one alone."""
+    parts = split_url(dsn)
     login, at, hosts = parts.netloc.rpartition("@")
-    if "," not in hosts:
-        return [dsn]
-    return [urlunsplit(parts._replace(netloc=f"{login}{at}{host}")) for host in hosts.split(",")]
+    if "," in hosts:
+        return [urlunsplit(parts._replace(netloc=f"{login}{at}{host}")) for host in hosts.split(",")]
+    query = dict(parse_qsl(parts.query))
+    names = query.get("host", "" if hosts else os.environ.get("PGHOST", "")).split(",")
+    ports = query.get("port", os.environ.get("PGPORT", "")).split(",")
+    if len(names) == 1 or len(ports) not in (1, len(names)):
+        return [dsn]  # asyncpg says what is wrong with the ports
+    each = [
+        query | {"host": name} | ({"port": port} if port else {})
+        for name, port in zip(names, ports if len(ports) > 1 else ports * len(names), strict=True)
+    ]
+    return [urlunsplit(parts._replace(query=urlencode(one))) for one in each]
 
 
 class Hosts:
@@ -33,8 +44,13 @@ class Hosts:
 
     def __init__(self, dsn: str) -> None:
         self._dsns = each_host(dsn)
-        said = "target_session_attrs" in dict(parse_qsl(urlsplit(dsn).query)) or "PGTARGETSESSIONATTRS" in os.environ
-        self._wanted: dict[str, Any] = {} if said or len(self._dsns) == 1 else {"target_session_attrs": "read-write"}
+        said = "target_session_attrs" in dict(parse_qsl(split_url(dsn).query)) or "PGTARGETSESSIONATTRS" in os.environ
+        self._wanted: dict[str, Any] = {} if said or not self.several else {"target_session_attrs": "read-write"}
+
+    @property
+    def several(self) -> bool:
+        """Is there more than one?"""
+        return len(self._dsns) > 1
 
     async def connect(self, dsn: object, /, **options: Any) -> asyncpg.Connection[Any]:
         """A connection to the first that answers as it should. Raises what a server said, if one did, or else the error
@@ -63,7 +79,7 @@ class Hosts:
                     chosen.connection.terminate()
                 raise
         if chosen is None:
-            raise min(errors, key=lambda error: not isinstance(error, asyncpg.PostgresError))
+            raise next((error for error in errors if isinstance(error, asyncpg.PostgresError)), errors[0])
         self._dsns.sort(key=chosen.dsn.__ne__)  # it is asked first from now on
         return chosen.connection
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
 import asyncpg
@@ -611,6 +611,24 @@ async def test_stop_returns_in_time_while_another_process_writes(sqlite: SQLiteD
             await app.rollback()
         assert (await row_of(queue, id)).attempt == 0
     await before.nothing_left()
+
+
+@pytest.mark.parametrize("turns", range(1, 8))
+async def test_a_start_that_is_stopped_twice_ends(queue: workq.Queue, turns: int) -> None:
+    """The second time while it cleans up after the first."""
+    executor = workq.Executor(queue, [note], **LONG)
+    starting = asyncio.create_task(executor.start())
+    await asyncio.sleep(0.0005)
+    first = asyncio.create_task(executor.stop(1))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await executor.stop(0)
+    await first
+    async with asyncio.timeout(SOON):
+        with suppress(Exception):
+            await starting
+    await executor.stop(0)
+    assert executor.health().phase == "stopped"
 
 
 @pytest.mark.parametrize("statement", ["claim", "extend", "succeed"])

@@ -256,6 +256,25 @@ async def test_what_is_deleted_but_not_yet_told_is_waited_for(database: Database
             assert events.count("completed") == 1
 
 
+async def test_a_producer_that_never_rests_keeps_nobody_waiting(queue: workq.Queue) -> None:
+    """For tasks of other kinds; nor does it use up the patience of stop()."""
+    runs = Runs()
+    runs.go.set()
+
+    async def produce() -> None:
+        while True:
+            await queue.enqueue(None, "of nobody here", 1, queue="elsewhere")
+
+    async with workq.Executor(queue, [holding(runs)], poll_interval=0.05, stop_timeout=60) as executor:
+        producing = asyncio.create_task(produce())
+        await queue.enqueue(None, "held", 1)
+        await queue.wait("held", timeout=SOON)
+        async with asyncio.timeout(SOON):
+            await executor.stop()
+        assert not producing.done()
+        producing.cancel()
+
+
 async def test_the_error_says_what_is_left_and_whether_an_executor_here_serves_it(queue: workq.Queue) -> None:
     runs = Runs()
     async with workq.Executor(queue, [holding(runs)], workers=2, **QUICK):

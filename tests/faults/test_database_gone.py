@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,84 @@ async def test_stop_returns_in_time_from_a_frozen_server(mortal: PostgresDatabas
             assert runs.running == set()
             await asyncio.sleep(0)
             assert [task for task in others() if task not in before] == []
+
+
+@pytest.mark.parametrize("running", [0, 4])
+async def test_stop_without_patience_returns_in_time_from_a_frozen_server_and_leaves_nothing(
+    mortal: PostgresDatabase, server: Server, caplog: pytest.LogCaptureFixture, running: int
+) -> None:
+    """F36: by itself, not because it was given up."""
+    runs = Runs()
+
+    @workq.handler("work")
+    async def work(task: workq.Task[int]) -> None:
+        await runs.hold(task.payload)
+
+    async with application_pool(mortal) as pool:
+        queue = workq.Queue(workq_asyncpg.Postgres(pool, schema=mortal.schema))
+        await queue.migrate()
+        before = others()
+        executor = workq.Executor(queue, [work], poll_interval=0.1)
+        await executor.start()
+        if running:
+            await queue.enqueue_many(None, [workq.NewTask("work", number) for number in range(running)])
+            await runs.until(lambda: len(runs.running) == running)
+        async with frozen(server):
+            await asyncio.sleep(0.3)
+            began = time.monotonic()
+            await executor.stop(0)
+            assert time.monotonic() - began < 1
+            await asyncio.sleep(0.1)
+            assert [task for task in others() if task not in before] == []
+    assert [line for line in complaints(caplog) if "abandoned" in line] == []
+
+
+async def test_beats_go_on_where_a_connection_takes_longer_than_a_beat_has(mortal: PostgresDatabase) -> None:
+    """F10: the statement's time begins when it can be sent."""
+    runs = Runs()
+
+    @workq.handler("work")
+    async def work(task: workq.Task[int]) -> None:
+        await runs.hold(task.payload)
+
+    async def slowly(*args: Any, **options: Any) -> asyncpg.Connection[Any]:
+        await asyncio.sleep(0.6)
+        return await asyncpg.connect(*args, **options)
+
+    async with asyncpg.create_pool(mortal.url, min_size=0, max_size=6, connect=slowly) as pool:
+        queue = workq.Queue(workq_asyncpg.Postgres(pool, schema=mortal.schema))
+        await queue.migrate()
+        async with workq.Executor(queue, [work], lease=1.2, poll_interval=0.1) as executor:
+            await queue.enqueue(None, work, 1)
+            await runs.until(lambda: bool(runs.running))
+            for _ in range(2):
+                beats = {executor.health().beat_at}
+                await mortal.rows(
+                    "select pg_terminate_backend(pid) from pg_stat_activity "
+                    "where pid <> pg_backend_pid() and datname = current_database() "
+                    "and backend_type = 'client backend'"
+                )
+
+                async def beaten(beats: set[datetime | None] = beats) -> bool:
+                    beats.add(executor.health().beat_at)
+                    return len(beats) > 4
+
+                await eventually(beaten)
+            runs.go.set()
+            await queue.wait(timeout=SOON)
+
+
+async def test_a_server_that_takes_no_writes_says_so_and_nothing_is_unknown(mortal: PostgresDatabase) -> None:
+    """F22: it has answered, so nothing was stored; and it is there."""
+    readonly = {"default_transaction_read_only": "on"}
+    async with application_pool(mortal) as pool:
+        await workq.Queue(workq_asyncpg.Postgres(pool, schema=mortal.schema)).migrate()
+    async with asyncpg.create_pool(mortal.url, min_size=0, max_size=6, server_settings=readonly) as pool:
+        queue = workq.Queue(workq_asyncpg.Postgres(pool, schema=mortal.schema))
+        for enqueue in (queue.enqueue(None, "work", 1), queue.enqueue_many(None, [workq.NewTask("work", 1)])):
+            with pytest.raises(asyncpg.ReadOnlySQLTransactionError):
+                await enqueue
+    assert await mortal.rows("select id from {table}") == []
 
 
 async def test_work_resumes_by_itself_when_a_frozen_server_goes_on(mortal: PostgresDatabase, server: Server) -> None:

@@ -66,6 +66,18 @@ def test_a_stall_that_a_beat_saw_is_one_for_the_next_claim(at: float, off: float
     assert caution.may_take_over(at + 0.3 + BEAT)
 
 
+def test_beats_that_always_have_to_wait_put_no_takeover_off_for_ever() -> None:
+    """takeover: SQLite's writer is busy all the time, with a beat in every pause."""
+    caution, at, takeovers = fresh(), 0.0, 0
+    while at < 40 * BEAT:
+        at += 1
+        if at % 9 == 0:
+            caution.beat_waited()
+            caution.looked(at, wall(at))
+        takeovers += claim(caution, at)
+    assert takeovers >= 15
+
+
 def test_a_gap_longer_than_a_beat_and_a_poll_is_a_stall() -> None:
     assert not fresh().stalled(LONGEST, wall(LONGEST))
     assert fresh().stalled(LONGEST + 0.001, wall(LONGEST + 0.001))

@@ -65,10 +65,25 @@ def servers(patch: pytest.MonkeyPatch, **does: float | Exception) -> Servers:
         ("postgresql://a,b:2,[::1]:3/db", ["postgresql://a/db", "postgresql://b:2/db", "postgresql://[::1]:3/db"]),
         ("postgresql://u@a/db", ["postgresql://u@a/db"]),
         ("postgresql:///db", ["postgresql:///db"]),
+        ("postgresql:///db?host=a,b&x=y", ["postgresql:/db?host=a&x=y", "postgresql:/db?host=b&x=y"]),
+        (
+            "postgresql://u:p@/db?host=a,b&port=1,2",
+            ["postgresql://u:p@/db?host=a&port=1", "postgresql://u:p@/db?host=b&port=2"],
+        ),
+        ("postgresql:///db?host=a,b&port=1,2,3", ["postgresql:///db?host=a,b&port=1,2,3"]),
     ],
 )
 def test_a_url_is_taken_apart_host_by_host(dsn: str, each: list[str]) -> None:
     assert each_host(dsn) == each
+
+
+def test_hosts_of_the_environment_count_where_the_url_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGHOST", "a,b")
+    monkeypatch.setenv("PGPORT", "5433")
+    assert each_host("postgresql:///db") == [f"postgresql:/db?host={name}&port=5433" for name in "ab"]
+    assert each_host("postgresql://c/db") == ["postgresql://c/db"]
+    assert Hosts("postgresql:///db").several
+    assert not Hosts("postgresql://c/db").several
 
 
 async def test_the_first_that_answers_is_taken_and_asked_alone_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
