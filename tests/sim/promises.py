@@ -17,9 +17,8 @@ WRITTEN = 1.5
 NOTICED = 1.0
 """Seconds in which a handler is told that its lease is lost, once a beat has said so."""
 RESUMED = 5.0
+"""Seconds after the database's return in which every node goes on."""
 LONGEST_LEASE = 5.0
-DEADLINE = 10.0
-"""Seconds after which workq itself gives up a statement that is not answered."""
 
 
 @dataclass(eq=False)
@@ -309,6 +308,8 @@ def takeovers(world: World, history: History) -> Iterator[tuple[Claim, float, fl
         ]
         if not able or taken.lost >= 3 or claim.at > node.died or world.in_the_way(claim.token[0], node.died, taken.at):
             continue
+        if taken.at < node.died:
+            continue  # it had lost it before
         if any(node.died - lease < step <= taken.at for step in world.steps):
             continue  # a machine's clock that is set back makes leases longer
         yield claim, taken.at - node.died, lease + max(other.poll for other in able) + 1
@@ -343,20 +344,19 @@ def clean_stop(world: World, history: History) -> Iterator[str]:
 
 def back_again(world: World, history: History) -> Iterator[str]:
     """After the database returns, work resumes within 5 s."""
-    for kind, _, until in world.outages:
-        bound = RESUMED + (0 if kind in ("refuses", "crashed") else DEADLINE)
-        if any(since < until + bound and end > until for _, since, end in world.outages):
+    for _, _, until in world.outages:
+        if any(since < until + RESUMED and end > until for _, since, end in world.outages):
             continue
         for node in world.nodes:
-            if node.executor is None or not node.lives(until, until + bound) or world.loop.time() < until + bound:
+            if node.executor is None or not node.lives(until, until + RESUMED) or world.loop.time() < until + RESUMED:
                 continue
-            if any(begin < until + bound and end > until for begin, end in node.troubles):
+            if any(begin < until + RESUMED and end > until for begin, end in node.troubles):
                 continue
             # One whose workers are all busy has nothing to claim, and beats.
             loops = ("claim", "extend")
             later = [at for at, other, name in world.replies if other is node and name in loops and at > until]
-            if 0 < node.began < until and not (later and later[0] <= until + bound):
-                yield f"{node} did not go on within {bound:g} s after the database came back ({until:.3f} s)"
+            if 0 < node.began < until and not (later and later[0] <= until + RESUMED):
+                yield f"{node} did not go on within {RESUMED:g} s after the database came back ({until:.3f} s)"
 
 
 def same_value(world: World, history: History) -> Iterator[str]:
