@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from records import PROMISES  # noqa: E402
+from records import PROMISES, TIMED  # noqa: E402
 
 Line: TypeAlias = dict[str, Any]
 
@@ -58,8 +58,9 @@ def table(found: Iterable[Line]) -> list[str]:
             seconds for line in mine if line["instrument"] == "crash" for seconds in line["times"].get(promise, ())
         ]
         rows.append(
-            f"| {promise} | {LIMITS[promise]} | {amount(mine, 'crash')} | {amount(mine, 'simulator')} | "
-            f"{amount(mine, 'model', 'permutations')} | {broken if mine else NOT_MEASURED} | {spread(promise, times)} |"
+            f"| {promise} | {LIMITS[promise]} | {amount(promise, mine, 'crash')} | "
+            f"{amount(promise, mine, 'simulator')} | {amount(promise, mine, 'model', 'permutations')} | "
+            f"{broken if mine else NOT_MEASURED} | {spread(promise, times)} |"
         )
     return rows
 
@@ -84,9 +85,11 @@ def stories(found: Iterable[Line]) -> list[str]:
     return rows
 
 
-def amount(found: Sequence[Line], *instruments: str) -> str:
-    """How many runs, and of how many tasks."""
+def amount(promise: str, found: Sequence[Line], *instruments: str) -> str:
+    """In how many runs there was something to see of it, and of how many tasks."""
     mine = [line for line in found if line["instrument"] in instruments]
+    if promise in TIMED:
+        return f"{sum(line['observed'].get(promise, 0) for line in mine):,}" if mine else NOT_MEASURED
     if not mine:
         return NOT_MEASURED
     return f"{sum(line['runs'] for line in mine):,} ({sum(line['tasks'] for line in mine):,} tasks)"
@@ -101,7 +104,7 @@ def longest(found: Sequence[Line], promise: str) -> str:
 def spread(promise: str, times: Sequence[float]) -> str:
     """The usual, the unusual and the worst."""
     if not times:
-        return NOT_MEASURED if promise in ("takeover", "clean stop", "back again") else ""
+        return NOT_MEASURED if promise in TIMED else ""
     ordered = sorted(times)
     p50, p99 = (ordered[min(int(len(ordered) * part), len(ordered) - 1)] for part in (0.5, 0.99))
     return f"{p50:.2f} / {p99:.2f} / {ordered[-1]:.2f} s ({len(ordered)})"

@@ -23,6 +23,8 @@ PROMISES: tuple[str, ...] = (
     "same value",
     "isolation",
 )
+TIMED = ("takeover", "clean stop", "back again")
+"""Those that have a bound: a run says something of them only where there was something to take the time of."""
 SAMPLES = 200
 """Times kept of one run: evenly spread over the sorted ones, the largest among them."""
 
@@ -36,6 +38,7 @@ def record(
     took: float,
     violations: Mapping[str, int],
     times: Mapping[str, Sequence[float]] | None = None,
+    observed: Mapping[str, int] | None = None,
     runs: int = 1,
     seed: int | None = None,
 ) -> None:
@@ -43,7 +46,8 @@ def record(
 
     instrument: "crash", "simulator", "model", ... database: "SQLite 3.40.1", "PostgreSQL 15.18", with "pgbouncer" and
     the like. story: the fault, in words. tasks: how many were enqueued. took: seconds in all. violations: for each
-    promise that was checked, how often it was broken. times: seconds, for promises that have a bound.
+    promise that was checked, how often it was broken. times: seconds, for promises that have a bound. observed: in how
+    many of the runs there was something to take the time of; without it, in all of them or none, as `times` says.
     """
     path = os.environ.get("WORKQ_RECORDS")
     if not path:
@@ -61,6 +65,7 @@ def record(
         "tasks": tasks,
         "took": round(took, 3),
         "violations": dict(violations),
+        "observed": dict(observed or {promise: runs if seconds else 0 for promise, seconds in (times or {}).items()}),
         "times": {promise: sampled(seconds) for promise, seconds in (times or {}).items()},
         "python": platform.python_version(),
         "cores": os.cpu_count(),

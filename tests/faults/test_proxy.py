@@ -9,8 +9,10 @@ import pytest
 
 import workq
 import workq_asyncpg._bell
+from crash.names import name_of
 from faults.flow import flow
 from faults.proxy import Link, Proxy, proxy_to
+from records import record
 from support import PostgresDatabase, Runs, eventually
 
 BACK_AGAIN = 5.0
@@ -33,7 +35,17 @@ async def test_work_resumes_after_a_network_that_swallowed_everything(mortal: Po
         await asyncio.sleep(seconds)
         proxy.swallowing = False
         back = time.monotonic()
-        assert await tasks.runs(since=back, timeout=3 * BACK_AGAIN) < BACK_AGAIN
+        resumed = await tasks.runs(since=back, timeout=3 * BACK_AGAIN)
+        record(
+            "crash",
+            await name_of(mortal),
+            f"network swallows everything for {seconds:g} s, and the old connections stay dead",
+            tasks=len(tasks.enqueued),
+            took=resumed,
+            violations={"back again": int(resumed > BACK_AGAIN)},
+            times={"back again": [resumed]},
+        )
+        assert resumed < BACK_AGAIN
         await eventually(tasks.healthy)
         await tasks.end()
         assert await mortal.rows("select id from {table}") == []

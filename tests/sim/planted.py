@@ -194,7 +194,7 @@ PLANTS = (
     Plant(
         "a complete(tx) that looks at the id alone",
         frozenset({"fence"}),
-        75,
+        82,
         statements=changed("complete", unfenced),
     ),
     Plant("a stop that hands back what still runs", frozenset({"fence"}), 5, code=hands_back_what_runs),
@@ -218,13 +218,13 @@ PLANTS = (
         6,
         statements=changed("reschedule", rewritten(" and (locked_until is null or locked_until < :now)")),
     ),
-    Plant("a cursor that never begins again", frozenset({"no loss", "takeover"}), 75, code=never_begins_again),
+    Plant("a cursor that never begins again", frozenset({"no loss", "takeover"}), 170, code=never_begins_again),
     Plant("a finish that waits for foreign rows", frozenset({"isolation"}), 106, code=waits_for_foreign_rows),
     Plant("ids that are given twice", frozenset({"fence", "no loss"}), 0, code=reuses_ids),
     Plant(
         "a takeover without caution",
         frozenset({"one holder"}),
-        19,
+        51,
         code=lambda patch: patch.setattr(Caution, "may_take_over", yes),
     ),
     Plant(

@@ -12,6 +12,7 @@ import argparse
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -39,6 +40,12 @@ def all_of(first: int, number: int, jobs: int) -> Iterator[Result]:
             yield from results
 
 
+def seen(result: Result) -> list[str]:
+    """The promises with a bound that the story says something of."""
+    of = {"takeover": result.takeovers, "clean stop": result.stops, "back again": result.outages}
+    return [promise for promise, what in of.items() if what]
+
+
 def main(args: argparse.Namespace) -> int:
     if args.seed is not None:
         with tempfile.TemporaryDirectory() as folder:
@@ -49,10 +56,14 @@ def main(args: argparse.Namespace) -> int:
     began, broken, tasks, runs, statements, seconds = time.monotonic(), 0, 0, 0, 0, 0.0
     counts = dict.fromkeys(PROMISES, 0)
     takeovers: list[float] = []
+    stops: list[float] = []
+    observed = Counter[str]()
     for result in all_of(args.first, args.seeds, args.jobs):
         tasks, runs, statements = tasks + result.tasks, runs + result.runs, statements + result.statements
         seconds += result.seconds
         takeovers += result.takeovers
+        stops += result.stops
+        observed.update(seen(result))
         broken += bool(result.violations)
         for promise, text in result.violations:
             counts[promise] += 1
@@ -66,7 +77,8 @@ def main(args: argparse.Namespace) -> int:
         tasks=tasks,
         took=took,
         violations=counts,
-        times={"takeover": takeovers},
+        times={"takeover": takeovers, "clean stop": stops},
+        observed=observed,
         seed=args.first,
     )
     print(

@@ -43,6 +43,7 @@ class Result:
     seconds: float
     takeovers: list[float]
     stops: list[float]
+    outages: int
 
 
 def play(
@@ -425,4 +426,5 @@ class Story:
             seconds=world.loop.time(),
             takeovers=[seconds for _, seconds, _ in takeovers(world, history)],
             stops=[max(seconds - patience, 0) for _, _, patience, seconds in world.stops],
+            outages=len(world.outages),
         )

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from records import PROMISES, record
 from sim.planted import PLANTS, Plant
+from sim.run import seen
 from sim.story import play
 
 FIXED = 200
@@ -59,6 +61,7 @@ def check(seeds: range | tuple[int, ...], folder: Path) -> None:
         took=time.monotonic() - began,
         violations=counted([promise for result in results for promise, _ in result.violations]),
         times={"takeover": [seconds for result in results for seconds in result.takeovers]},
+        observed=Counter(promise for result in results for promise in seen(result)),
     )
     assert not broken, "\n".join(broken)
 
