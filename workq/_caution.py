@@ -25,6 +25,7 @@ class Caution:
         self._stalled = False
         self._until: float | None = None
         self._patient = False
+        self._doubtful_since: float | None = None
 
     def looked(self, monotonic: float, wall: datetime) -> None:
         """A beat or a claim succeeded, sent at this time."""
@@ -36,9 +37,12 @@ class Caution:
         """A claim waited too long for SQLite's writer."""
         self._stalled = True
 
-    def beat_waited(self) -> None:
-        """A beat did. It begins a pause, and makes none longer: there is one in every pause."""
-        self._stalled = self._stalled or (self._until is None and not self._patient)
+    def beat_waited(self, monotonic: float) -> None:
+        """A beat did. It may begin a pause anew, but for one lease only: a file that is always busy has a beat in every
+        pause, and would never see a takeover."""
+        if self._doubtful_since is None:
+            self._doubtful_since = monotonic
+        self._stalled = self._stalled or monotonic - self._doubtful_since < 3 * self._beat
 
     def stalled(self, monotonic: float, wall: datetime) -> bool:
         """Must the next thing be a beat?"""
@@ -68,7 +72,7 @@ class Caution:
         wait for a whole beat interval begins it anew."""
         self.looked(sent, wall)
         if takeover:
-            self._patient = False
+            self._patient, self._doubtful_since = False, None
         elif self._stalled or replied - sent >= self._beat:
             self._stalled = False
             self._until = replied + self._beat

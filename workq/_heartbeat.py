@@ -71,5 +71,5 @@ class Heartbeat:
         except Busy:
             # Whoever had SQLite's writer for so long kept others from beating, too. An executor whose workers are all
             # busy sees that by its beats alone.
-            self._caution.beat_waited()
+            self._caution.beat_waited(self._clock.monotonic())
             return await self._store.extend(self._connection, leases, self._lease, self._urgency)

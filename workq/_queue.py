@@ -20,6 +20,7 @@ from workq._checks import (
     check_pattern,
     count,
     functions,
+    positive,
 )
 from workq._codec import codec_for
 from workq._errors import KeyTaken, PayloadError
@@ -199,7 +200,10 @@ class Queue:
                     return False
                 raise UniqueViolation
         except UniqueViolation:
-            raise KeyTaken(f"task {checked} cannot be retried: a live task has its key") from None
+            raise KeyTaken(
+                f"task {checked} cannot be retried while a live task has its key (find(key=...) shows it): "
+                "wait for its end, or delete one of the two"
+            ) from None
         self.hub.repaired([repaired], tx)
         return True
 
@@ -241,7 +245,7 @@ class Queue:
                 # sees it. Half as many meet half as many of those.
                 refused = refused + 1 if asked == 1 else 0
                 if refused == 10:
-                    raise KeyTaken("the key of a failed task is being enqueued again all the time") from None
+                    raise KeyTaken("the key of a failed task is enqueued again all the time") from None
                 group = max(asked // 2, 1)
                 continue
             self.hub.repaired(repaired, tx)
@@ -317,11 +321,13 @@ class Queue:
         Waiting and running ones count; failed, backing-off and future ones do not, nor a schedule that nobody here
         serves. The hooks of this process have run for them when it returns. For tests, and for draining.
 
+        timeout: seconds; None: for as long as it takes.
+
         Raises TimeoutError, saying what is left and whether an executor here serves it.
         """
         names = {name_of(target) for target in targets} or None
         self.hub.in_loop()
-        await wait_until_done(self.hub, names, timeout)
+        await wait_until_done(self.hub, names, None if timeout is None else positive("timeout", timeout, zero=True))
 
     def _check_tx(self, tx: object) -> None:
         if tx is not None and not hasattr(tx, "execute"):

@@ -111,8 +111,8 @@ class Postgres:
         if needed > size:
             raise RuntimeError(
                 f"the pool is too small: workq needs {needed} connections of it (3 for each running executor, 2 for "
-                f"each queue) and it has {size}. Make it larger: create_pool(..., max_size={needed + 5}) leaves 5 "
-                "for the application"
+                f"each queue) and it has {size}. Make it larger: with pool_size={needed + 5} for "
+                f"workq.connect(), or max_size={needed + 5} for create_pool(), 5 are left for the application"
             )
         if needed == size:
             logger.warning("workq takes all %d connections of the pool; none is left for the application", size)

@@ -119,5 +119,8 @@ async def test_processes_that_share_a_wrong_clock_do_not_notice(
         await eventually(all_there)
         await nodes.journal.until("completed", 12, timeout=30)
         early = [line for line in nodes.journal.lines("start") if line.wall < due.get(line.id, 0)]
-    assert len(await judged(sqlite, nodes, "all processes ten minutes ahead", time.monotonic() - began)) == 12
+    assert (
+        len(await judged(sqlite, nodes, "the clock of all processes is ten minutes ahead", time.monotonic() - began))
+        == 12
+    )
     assert early == []

@@ -151,7 +151,7 @@ async def test_everything_that_writes_works_where_no_session_lasts(mortal: Postg
     record(
         "crash",
         f"{await name_of(mortal)}, pgbouncer",
-        "no session lasts longer than a transaction",
+        "pgbouncer gives each transaction another session",
         tasks=len(ids) + 1,
         took=time.monotonic() - began,
         violations={"no loss": len({*ids} - {id for (id,) in paid}), "fence": len(paid) - len({*paid})},

@@ -72,7 +72,7 @@ def test_beats_that_always_have_to_wait_put_no_takeover_off_for_ever() -> None:
     while at < 40 * BEAT:
         at += 1
         if at % 9 == 0:
-            caution.beat_waited()
+            caution.beat_waited(at)
             caution.looked(at, wall(at))
         takeovers += claim(caution, at)
     assert takeovers >= 15
