@@ -16,7 +16,6 @@ from workq import _claim, _ending, _finish, _workers
 from workq._caution import Caution
 from workq._claim import Claimer
 from workq._heartbeat import Heartbeat
-from workq._held import Holding
 from workq._settings import Settings
 from workq._steady import Steady
 from workq._workers import Workers
@@ -229,12 +228,6 @@ PLANTS = (
     ),
     Plant(
         "a complete(tx) believed though it rolled back", frozenset({"no trace"}), 2, code=believes_what_was_rolled_back
-    ),
-    Plant(
-        "a claim that starts beside itself",
-        frozenset({"one holder"}),
-        33,
-        code=lambda patch: patch.setattr(Holding, "renew", no),
     ),
     Plant(
         "a schedule that ends with its first success",
