@@ -37,9 +37,13 @@ class Caution:
         """A claim waited too long for SQLite's writer."""
         self._stalled = True
 
+    def beat_went(self) -> None:
+        """A beat had not to wait."""
+        self._doubtful_since = None
+
     def beat_waited(self, monotonic: float) -> None:
-        """A beat did. It may begin a pause anew, but for one lease only: a file that is always busy has a beat in every
-        pause, and would never see a takeover."""
+        """A beat had to. One after the other may begin the pause anew, but for one lease only: a file that is always
+        busy has a beat in every pause, and would never see a takeover."""
         if self._doubtful_since is None:
             self._doubtful_since = monotonic
         self._stalled = self._stalled or monotonic - self._doubtful_since < 3 * self._beat
