@@ -25,7 +25,9 @@ class Caution:
         self._stalled = False
         self._until: float | None = None
         self._patient = False
-        self._doubtful_since: float | None = None
+        self._beat_waited = False
+        self._claimed = monotonic
+        self._usual = poll_interval + 0.25
 
     def looked(self, monotonic: float, wall: datetime) -> None:
         """A beat or a claim succeeded, sent at this time."""
@@ -37,19 +39,20 @@ class Caution:
         """A claim waited too long for SQLite's writer."""
         self._stalled = True
 
-    def beat_went(self) -> None:
-        """A beat had not to wait."""
-        self._doubtful_since = None
+    def beat_waited(self) -> None:
+        """A beat did. That counts where claims rest; where there are claims, they have to wait as well, and a file that
+        is always busy would never see a takeover if every beat began a pause."""
+        self._beat_waited = True
 
-    def beat_waited(self, monotonic: float) -> None:
-        """A beat had to. One after the other may begin the pause anew, but for one lease only: a file that is always
-        busy has a beat in every pause, and would never see a takeover."""
-        if self._doubtful_since is None:
-            self._doubtful_since = monotonic
-        self._stalled = self._stalled or monotonic - self._doubtful_since < 3 * self._beat
+    def before_claim(self, monotonic: float, wall: datetime) -> bool:
+        """A claim is about to be sent. Must there be a beat first?"""
+        rested = monotonic - self._claimed > self._usual
+        self._stalled = self._stalled or (self._beat_waited and rested)
+        self._beat_waited = False
+        return self.stalled(monotonic, wall)
 
     def stalled(self, monotonic: float, wall: datetime) -> bool:
-        """Must the next thing be a beat?"""
+        """Did this process stand still, or everybody wait?"""
         elapsed = monotonic - self._looked
         jump = (wall - self._wall).total_seconds() - elapsed
         self._stalled = self._stalled or elapsed > self._longest or abs(jump) > self._beat
@@ -75,8 +78,9 @@ class Caution:
         """A claim succeeded. The first one after a stall ends it and begins the pause, one in the pause that had to
         wait for a whole beat interval begins it anew."""
         self.looked(sent, wall)
+        self._claimed = replied
         if takeover:
-            self._patient, self._doubtful_since = False, None
+            self._patient = False
         elif self._stalled or replied - sent >= self._beat:
             self._stalled = False
             self._until = replied + self._beat

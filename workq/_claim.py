@@ -139,7 +139,7 @@ class Claimer:
 
     async def _send(self, limit: int, cursor: Cursor, *, suspects: bool, ahead: bool, brief: bool = False) -> Page:
         clock, caution = self._clock, self._caution
-        if caution.stalled(clock.monotonic(), clock.now()):
+        if caution.before_claim(clock.monotonic(), clock.now()):
             await self._beat()
         sent, wall = clock.monotonic(), clock.now()
         takeover = caution.may_take_over(sent)

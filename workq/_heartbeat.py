@@ -67,11 +67,9 @@ class Heartbeat:
 
     async def _extended(self, leases: list[Lease]) -> dict[tuple[int, int], bool]:
         try:
-            alive = await self._store.extend(self._connection, leases, self._lease, self._brief)
+            return await self._store.extend(self._connection, leases, self._lease, self._brief)
         except Busy:
             # Whoever had SQLite's writer for so long kept others from beating, too. An executor whose workers are all
             # busy sees that by its beats alone.
-            self._caution.beat_waited(self._clock.monotonic())
+            self._caution.beat_waited()
             return await self._store.extend(self._connection, leases, self._lease, self._urgency)
-        self._caution.beat_went()
-        return alive

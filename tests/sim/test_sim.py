@@ -38,8 +38,8 @@ FOUND = (
     5772,  # two ends of one task in one write were both told as completed
     6438,  # a claim was on its way while the machine's clock was set back
     8703,  # a claim was answered after the machine's clock had been set forward and others had waited
-    410,  # a beat that had to wait began no pause, because others had begun one long before
-    916,  # a beat that had to wait in the pause after an earlier stall began no new one
+    410,  # a beat that had to wait was not minded, because others had long before
+    916,  # the same
     9613,  # a beat hid from the next claim that the clock had been set
 )
 """Seeds that failed once, and what they showed."""

@@ -26,7 +26,7 @@ def fresh() -> Caution:
 
 def claim(caution: Caution, sent: float, took: float = 0.01) -> bool:
     """What the claimer does at `sent`. Returns whether it took expired leases over."""
-    caution.stalled(sent, wall(sent))
+    caution.before_claim(sent, wall(sent))
     takeover = caution.may_take_over(sent)
     caution.claimed(sent, sent + took, wall(sent), takeover=takeover)
     return takeover
@@ -72,10 +72,21 @@ def test_beats_that_always_have_to_wait_put_no_takeover_off_for_ever() -> None:
     while at < 40 * BEAT:
         at += 1
         if at % 9 == 0:
-            caution.beat_waited(at)
+            caution.beat_waited()
             caution.looked(at, wall(at))
         takeovers += claim(caution, at)
-    assert takeovers >= 15
+    assert takeovers >= 390
+
+
+def test_a_beat_that_had_to_wait_while_claims_rest_is_a_stall() -> None:
+    """one holder: all workers are busy, and only the beat sees that others could not beat."""
+    caution = fresh()
+    assert claim(caution, 1)
+    caution.beat_waited()
+    caution.looked(5, wall(5))
+    assert not claim(caution, 5.1)
+    assert not claim(caution, 5 + BEAT)
+    assert claim(caution, 5.2 + BEAT)
 
 
 def test_a_gap_longer_than_a_beat_and_a_poll_is_a_stall() -> None:
