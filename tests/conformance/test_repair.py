@@ -11,11 +11,10 @@ from datetime import UTC, date, datetime, timedelta, timezone
 from functools import partial
 from typing import Any, TypedDict
 
-import asyncpg
 import pytest
 
 import workq
-from support import SOON, Database, Events, PostgresDatabase, Runs, eventually, hooked
+from support import SOON, Caller, Database, Events, PostgresDatabase, Runs, eventually, hooked
 from workq import NewTask
 
 NOTE = workq.Spec("note", str)
@@ -386,20 +385,19 @@ async def test_retry_all_goes_on_however_often_its_keys_are_enqueued_meanwhile(p
     async with hooked(postgres) as queue, AsyncExitStack() as transactions:
         hot = [await failed_with(postgres, queue, "this", key=f"hot {n}") for n in range(12)]
         free = [await failed_with(postgres, queue, "this", key=f"free {n}") for n in range(40)]
-        others: dict[int, asyncpg.Connection[Any]] = {}
+        others: dict[int, Caller] = {}
         for n in range(12):
-            conn = await asyncpg.connect(postgres.url)
-            transactions.push_async_callback(conn.close)
-            await conn.execute("begin")
-            assert await queue.enqueue(conn, NOTE, "live", key=f"hot {n}") is not None
-            others[conn.get_server_pid()] = conn
+            caller = await transactions.enter_async_context(postgres.caller())
+            assert await queue.enqueue(caller.tx, NOTE, "live", key=f"hot {n}") is not None
+            asked: Any = caller.tx
+            others[await asked.fetchval("select pg_backend_pid()")] = caller
         async with postgres.caller() as app:
             retried = asyncio.create_task(queue.retry_all(app.tx))
             async with asyncio.timeout(SOON):
                 while not retried.done():
                     for (pid,) in await postgres.rows(blockers):
                         if pid in others:
-                            await others.pop(pid).execute("commit")
+                            await others.pop(pid).commit()
             assert await retried == len(free)
             assert not others
             await app.commit()
