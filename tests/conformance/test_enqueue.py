@@ -17,8 +17,9 @@ import asyncpg
 import pytest
 
 import workq
+import workq_aiosqlite._connection
 import workq_asyncpg
-from support import SOON, Database, Events, PostgresDatabase, SQLiteDatabase
+from support import SOON, Database, Events, PostgresDatabase, SQLiteDatabase, hooked
 from workq import NewTask
 
 INDIA = timezone(timedelta(hours=5, minutes=30))
@@ -693,3 +694,21 @@ async def test_a_connection_of_the_other_driver_is_refused(postgres: PostgresDat
             await workq.Queue(sqlite_db).enqueue(postgres_app.tx, NOTE, "x")
         with pytest.raises(TypeError, match="must be an asyncpg connection"):
             await workq.Queue(postgres_db).enqueue(sqlite_app.tx, NOTE, "x")
+
+
+async def test_memory_that_ends_after_the_insert_makes_no_second_one(
+    sqlite: SQLiteDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shared INSERT is never sent twice: what raises when it has been carried out leaves its outcome unknown."""
+    async with hooked(sqlite) as queue:
+        read = workq_aiosqlite._connection.read
+
+        def exhausted(statement: Any, rows: Any) -> Any:
+            monkeypatch.setattr(workq_aiosqlite._connection, "read", read)
+            raise MemoryError
+
+        await queue.enqueue(None, "work", 0)
+        monkeypatch.setattr(workq_aiosqlite._connection, "read", exhausted)
+        results = await asyncio.gather(*(queue.enqueue(None, "work", n) for n in range(3)), return_exceptions=True)
+        assert {type(result) for result in results} == {workq.OutcomeUnknown}
+        assert len(await queue.find()) == 4
