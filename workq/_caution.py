@@ -11,7 +11,9 @@ from __future__ import annotations
 from datetime import datetime
 
 IMPATIENT = 0.1
-"""Seconds a claim that may take over waits for SQLite's writer."""
+"""Seconds of waiting for SQLite's writer from which on others may have waited too long."""
+PATIENT = 1.0
+"""Seconds that a claim waits which takes over nothing: then it looks at the clock again, or its leases would be old."""
 
 
 class Caution:
@@ -72,7 +74,7 @@ class Caution:
         """Seconds that a claim waits for SQLite's writer, which it may have then with a new look at the clock."""
         if takeover:
             return max(self._beat, IMPATIENT) if self._patient else IMPATIENT
-        return max(min(self._beat, 1), IMPATIENT)
+        return max(min(self._beat, PATIENT), IMPATIENT)
 
     def claimed(self, sent: float, replied: float, wall: datetime, *, takeover: bool) -> None:
         """A claim succeeded. The first one after a stall ends it and begins the pause, one in the pause that had to

@@ -45,6 +45,10 @@ UNCHANGED: Final = _Unset.UNCHANGED
 ENCODED = "retry does not know what the Spec declares: give payload=json.loads(spec.codec().dumps(value))"
 
 
+TRIES_ALONE = 10
+"""Of one task whose key is taken just after each look."""
+
+
 class Queue:
     """One table of tasks in your database. Making one does no I/O and needs no running loop.
 
@@ -244,7 +248,7 @@ class Queue:
                 # Someone committed one of the keys after the statement had looked: nothing was done, and the next look
                 # sees it. Half as many meet half as many of those.
                 refused = refused + 1 if asked == 1 else 0
-                if refused == 10:
+                if refused == TRIES_ALONE:
                     raise KeyTaken("the key of a failed task is enqueued again all the time") from None
                 group = max(asked // 2, 1)
                 continue

@@ -44,18 +44,18 @@ class Steady:
         if self.failing:
             if self._warned:
                 logger.info("%s: working again", self.name)
-            self._works()
+            self._forget()
         self.succeeded.now()
         return result, 0
 
-    def _works(self) -> None:
+    def _forget(self) -> None:
         self.failing = self._warned = False
         self._pauses = growing(0.05, self._longest)
 
     def rests(self) -> None:
         """There is nothing to attempt: what failed before says nothing of now."""
         if self.failing:
-            self._works()
+            self._forget()
 
     def fails_for(self, seconds: float) -> bool:
         """Has every attempt failed that was begun in the last so many seconds?"""
