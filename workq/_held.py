@@ -66,9 +66,9 @@ class Holding:
 
     def __init__(self) -> None:
         self._held: dict[tuple[int, int], Held] = {}
-        self.recovered = 0
+        self.recovered: int = 0
         """How many of them a vanished process held before."""
-        self.empty = asyncio.Event()
+        self.empty: asyncio.Event = asyncio.Event()
         self.empty.set()
 
     def __iter__(self) -> Iterator[Held]:
