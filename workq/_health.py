@@ -31,8 +31,9 @@ class Health:
     """Leases held: tasks that were claimed, and whose end is not yet written."""
     reachable: bool | None
     """Was the last statement of the executor's loops answered? (None: none was sent yet.) An error of the database is
-    an answer. A network that swallows everything shows after the statement's own 10 s. No statement is sent for this:
-    the next one comes within `poll_interval` if a worker is free, and within a third of the lease if tasks are held."""
+    an answer. A network that swallows everything shows after 4 s, or up to 10 where statements take long. No statement
+    is sent for this: the next one comes within `poll_interval` if a worker is free, and within a third of the lease if
+    tasks are held."""
     answered_at: datetime | None
     """The last answer to one of these."""
     answered_ago: float | None
