@@ -19,6 +19,8 @@ from workq._place import PATIENT, Callers, Place
 from workq._task import EMPTY, Claimed, Lease, State, TaskRow
 from workq.dialect import Connection, Dialect, Params, Row, Rows, Statement, Transaction, Urgency
 
+UNDEFINED_TABLE = "42P01"
+
 
 class Lane(NamedTuple):
     """Where the next claim goes on, in one (name, priority)."""
@@ -90,6 +92,12 @@ def parse_headers(text: str | None) -> Mapping[str, str]:
     return MappingProxyType({key: value for key, value in pairs.items() if isinstance(value, str)})
 
 
+def advise(error: Exception) -> None:
+    """Say in a driver's error that there is no table what makes one."""
+    if getattr(error, "sqlstate", None) == UNDEFINED_TABLE or str(error).startswith("no such table"):
+        error.add_note("workq's table is made by `await queue.migrate()`, or by the SQL of queue.schema_sql()")
+
+
 class Store:
     """One table of tasks. Reads and writes go over the connection, or the caller's transaction, that is given."""
 
@@ -100,10 +108,18 @@ class Store:
 
     async def _own(self, conn: Connection, statement: Statement, params: Params, urgency: Urgency = PATIENT) -> Rows:
         # The time is read before the statement waits for SQLite's writer; PostgreSQL takes its own.
-        return await conn.fetch(statement, {"now": self.clock.now(), "series": 1, **params}, urgency)
+        try:
+            return await conn.fetch(statement, {"now": self.clock.now(), "series": 1, **params}, urgency)
+        except Exception as error:
+            advise(error)
+            raise
 
     async def _at(self, place: Place, statement: Statement, params: Params) -> Rows:
-        return await place.fetch(statement, {"now": self.clock.now(), "series": 1, **params})
+        try:
+            return await place.fetch(statement, {"now": self.clock.now(), "series": 1, **params})
+        except Exception as error:
+            advise(error)
+            raise
 
     async def now(self, conn: Connection) -> datetime:
         """The time that decides what is due."""

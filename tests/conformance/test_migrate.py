@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -68,6 +68,26 @@ async def test_migrations_at_once_also_agree_on_a_schema_that_is_missing(
         await asyncio.gather(*(migrate() for _ in range(16)))
         assert len(await version_rows(postgres)) == 1
         await postgres.rows(f'drop schema "{postgres.schema}" cascade')
+
+
+async def test_a_migration_that_was_forgotten_is_named_where_it_is_missed(database: Database) -> None:
+    async with database.open() as db:
+        queue = workq.Queue(db)
+        attempts: list[Callable[[], Awaitable[object]]] = [
+            lambda: queue.enqueue(None, "work", 1),
+            lambda: queue.enqueue_many(None, [workq.NewTask("work", 1)]),
+            queue.find,
+            queue.wait,
+            lambda: queue.retry_all(None),
+        ]
+        for attempt in attempts:
+            with pytest.raises(Exception, match="workq") as caught:
+                await attempt()
+            assert "queue.migrate()" in str(caught.value.__notes__)
+    async with database.open() as db, database.caller() as app:
+        with pytest.raises(Exception, match="workq") as caught:
+            await workq.Queue(db).enqueue(app.tx, "work", 1)
+        assert "queue.migrate()" in str(caught.value.__notes__)
 
 
 async def test_a_second_migration_changes_nothing(database: Database) -> None:
