@@ -27,9 +27,10 @@ class Caution:
         self._stalled = False
         self._until: float | None = None
         self._patient = False
-        self._beat_waited = False
+        self._beat_waited = monotonic
         self._claimed = monotonic
         self._usual = poll_interval + 0.25
+        self._doubted = float("inf")
 
     def looked(self, monotonic: float, wall: datetime) -> None:
         """A beat or a claim succeeded, sent at this time."""
@@ -37,20 +38,22 @@ class Caution:
             self.stalled(monotonic, wall)  # or a beat would hide from the next claim what it came after
             self._looked, self._wall = monotonic, wall
 
-    def waited(self) -> None:
-        """A claim waited too long for SQLite's writer."""
-        self._stalled = True
+    def waited(self, monotonic: float) -> None:
+        """A claim waited too long for SQLite's writer, until now."""
+        self._stalled, self._claimed = True, monotonic
 
-    def beat_waited(self) -> None:
-        """A beat did. That counts where claims rest; where there are claims, they have to wait as well, and a file that
-        is always busy would never see a takeover if every beat began a pause."""
-        self._beat_waited = True
+    def beat_waited(self, since: float) -> None:
+        """A beat did. It matters where no claim was under way meanwhile, which would have had to wait as well."""
+        self._beat_waited = since
 
     def before_claim(self, monotonic: float, wall: datetime) -> bool:
         """A claim is about to be sent. Must there be a beat first?"""
-        rested = monotonic - self._claimed > self._usual
-        self._stalled = self._stalled or (self._beat_waited and rested)
-        self._beat_waited = False
+        if self._claimed < self._beat_waited:
+            # Between the usual claims that counts for one lease only: in a file that is always busy, there would be
+            # such a beat in every pause, and never a takeover.
+            self._doubted = min(self._doubted, monotonic)
+            rested = monotonic - self._claimed > self._usual
+            self._stalled = self._stalled or rested or monotonic - self._doubted < 3 * self._beat
         return self.stalled(monotonic, wall)
 
     def stalled(self, monotonic: float, wall: datetime) -> bool:
@@ -82,7 +85,7 @@ class Caution:
         self.looked(sent, wall)
         self._claimed = replied
         if takeover:
-            self._patient = False
+            self._patient, self._doubted = False, float("inf")
         elif self._stalled or replied - sent >= self._beat:
             self._stalled = False
             self._until = replied + self._beat

@@ -168,7 +168,7 @@ class Claimer:
         try:
             tasks = await self._deadline.meet(claim)
         except Busy:
-            caution.waited()
+            caution.waited(clock.monotonic())
             raise
         except BaseException:
             # It may have been carried out: rows with this token are ours, and the next claims take them.

@@ -269,12 +269,12 @@ class Executor:
             await store.extend(beat, [], timedelta(seconds=settings.lease), SHORTLY)
             await store.succeed(finish, [], SHORTLY)
         except Busy:
-            caution.waited()  # somebody has SQLite's writer, and the beats of others may be late
+            caution.waited(clock.monotonic())  # somebody has SQLite's writer, and the beats of others may be late
         if schedules := await self._first_rows(claim):
             try:
                 await store.insert_schedules(claim, schedules, SHORTLY)
             except Busy:
-                caution.waited()
+                caution.waited(clock.monotonic())
                 await store.insert_schedules(claim, schedules, PATIENT)
         return Life(settings, self._hub, self._holding, claim=claim, finish=finish, beat=beat, caution=caution)
 

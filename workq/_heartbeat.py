@@ -66,10 +66,11 @@ class Heartbeat:
                 self._lost(held)
 
     async def _extended(self, leases: list[Lease]) -> dict[tuple[int, int], bool]:
+        since = self._clock.monotonic()
         try:
             return await self._store.extend(self._connection, leases, self._lease, self._brief)
         except Busy:
             # Whoever had SQLite's writer for so long kept others from beating, too. An executor whose workers are all
             # busy sees that by its beats alone.
-            self._caution.beat_waited()
+            self._caution.beat_waited(since)
             return await self._store.extend(self._connection, leases, self._lease, self._urgency)

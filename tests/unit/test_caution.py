@@ -72,17 +72,27 @@ def test_beats_that_always_have_to_wait_put_no_takeover_off_for_ever() -> None:
     while at < 40 * BEAT:
         at += 1
         if at % 9 == 0:
-            caution.beat_waited()
+            caution.beat_waited(at - 1)  # and the claim before this one had to wait for as long
             caution.looked(at, wall(at))
         takeovers += claim(caution, at)
     assert takeovers >= 390
+
+
+def test_beats_that_wait_between_two_claims_put_takeovers_off_for_a_lease_and_no_longer() -> None:
+    caution, first = fresh(), 0.0
+    for second in range(1, 100):
+        if claim(caution, second) and not first and second > 1:
+            first = second
+        caution.beat_waited(second + 0.5)
+        caution.looked(second + 0.6, wall(second + 0.6))
+    assert LEASE < first < LEASE + 2 * BEAT
 
 
 def test_a_beat_that_had_to_wait_while_claims_rest_is_a_stall() -> None:
     """one holder: all workers are busy, and only the beat sees that others could not beat."""
     caution = fresh()
     assert claim(caution, 1)
-    caution.beat_waited()
+    caution.beat_waited(4)
     caution.looked(5, wall(5))
     assert not claim(caution, 5.1)
     assert not claim(caution, 5 + BEAT)
@@ -144,7 +154,7 @@ def test_a_second_stall_makes_a_second_pause() -> None:
 def test_waiting_for_the_writer_counts_as_a_stall() -> None:
     caution = fresh()
     assert caution.may_take_over(1)
-    caution.waited()
+    caution.waited(0)
     assert caution.stalled(1, wall(1))
     assert not caution.may_take_over(1)
 
