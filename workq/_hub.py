@@ -14,6 +14,7 @@ from typing import TypeVar
 from workq._bell import Announcer
 from workq._checks import check_size
 from workq._clock import Clock
+from workq._deadline import Deadline
 from workq._describe import storable
 from workq._errors import OutcomeUnknown
 from workq._event import Event, EventKind, Hook, event_of, tell
@@ -45,12 +46,16 @@ class _InLoop:
     """What belongs to the event loop that uses the queue."""
 
     def __init__(
-        self, dialect: Dialect, store: Store, stored: Callable[[Sequence[tuple[Item, int | None]]], None]
+        self,
+        dialect: Dialect,
+        store: Store,
+        inserts: Deadline,
+        stored: Callable[[Sequence[tuple[Item, int | None]]], None],
     ) -> None:
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.pid: int = os.getpid()
         self.shared: Shared = Shared(dialect)
-        self.sender: Sender = Sender(store, self.shared, stored)
+        self.sender: Sender = Sender(store, self.shared, inserts, stored)
         self.announcer: Announcer = Announcer(dialect, self.shared)
         self.changed: asyncio.Event = asyncio.Event()
         self.locals: list[Local] = []
@@ -67,6 +72,8 @@ class Hub:
         self.dialect: Dialect = dialect
         self.clock: Clock = Clock()
         self.store: Store = Store(dialect, self.clock)
+        self.inserts: Deadline = Deadline(self.clock)
+        """Of those on the queue's own connection."""
         self.hooks: tuple[Hook, ...] = tuple(hooks)
         self.max_payload: int = max_payload
         self._redact = redact
@@ -85,7 +92,7 @@ class Hub:
                 raise RuntimeError("this Queue is in use in another event loop: make one for each loop")
             state = None
         if state is None:
-            state = self._state = _InLoop(self.dialect, self.store, self._stored)
+            state = self._state = _InLoop(self.dialect, self.store, self.inserts, self._stored)
         return state
 
     async def own(self, work: Callable[[Connection], Awaitable[T]], *, unsure: bool = False) -> T:

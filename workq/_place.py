@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from workq._deadline import Deadline
 from workq._shared import LOCK_WAIT
 from workq.dialect import Connection, Dialect, Params, Rows, Statement, Transaction, Urgency
 
@@ -26,10 +27,17 @@ class Ours:
     """A connection of workq's own: the statement is a transaction by itself."""
 
     connection: Connection
+    deadline: Deadline | None = None
+    """For what is small and must not hang on a dead connection for long: an INSERT."""
 
     async def fetch(self, statement: Statement, params: Params) -> Rows:
         """Run one statement."""
-        return await self.connection.fetch(statement, params, BRIEF if statement.waits else PATIENT)
+        urgency = BRIEF if statement.waits else PATIENT
+        if self.deadline is None:
+            return await self.connection.fetch(statement, params, urgency)
+        return await self.deadline.meet(
+            lambda seconds: self.connection.fetch(statement, params, replace(urgency, timeout=seconds))
+        )
 
 
 @dataclass(frozen=True, slots=True)

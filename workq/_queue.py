@@ -156,7 +156,9 @@ class Queue:
         if tx is not None:
             ids = await self.hub.store.insert(Callers(self.hub.dialect, tx), items)
         else:
-            ids = await self.hub.own(lambda connection: self.hub.store.insert(Ours(connection), items), unsure=True)
+            ids = await self.hub.own(
+                lambda connection: self.hub.store.insert(Ours(connection, self.hub.inserts), items), unsure=True
+            )
         self.hub.enqueued(zip(items, ids, strict=True), tx)
         return ids
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from workq._deadline import Deadline
 from workq._describe import one_line
 from workq._errors import OutcomeUnknown
 from workq._new import Item
@@ -34,10 +35,15 @@ class Sender:
     """Gathers tasks and stores them on the queue's own connection."""
 
     def __init__(
-        self, store: Store, shared: Shared, stored: Callable[[Sequence[tuple[Item, int | None]]], None]
+        self,
+        store: Store,
+        shared: Shared,
+        deadline: Deadline,
+        stored: Callable[[Sequence[tuple[Item, int | None]]], None],
     ) -> None:
         self._store = store
         self._shared = shared
+        self._deadline = deadline
         self._stored = stored
         self._letters: list[Letter] = []
         self._jobs: set[asyncio.Task[object]] = set()
@@ -126,7 +132,7 @@ class Sender:
         items = [letter.item for letter in page]
 
         async def insert(connection: Connection) -> list[int | None]:
-            return await self._store.insert(Ours(connection), items)
+            return await self._store.insert(Ours(connection, self._deadline), items)
 
         ids = await patiently(partial(self._shared.run_here, insert), self._store.clock)
         self._stored(list(zip(items, ids, strict=True)))

@@ -18,6 +18,7 @@ from sim.database import Database, Kind
 from sim.loop import NODE, Process, VirtualLoop
 from sim.wire import Fate, Wire
 from workq._clock import Clock
+from workq._deadline import Deadline
 from workq._held import Held
 from workq.dialect import Rows, Statements
 
@@ -102,6 +103,7 @@ class Node:
         self.wire = Wire(world, self)
         self.queue = workq.Queue(self.wire, on_event=[self._told])
         self.queue.hub.clock = self.queue.hub.store.clock = NodeClock(world, self)
+        self.queue.hub.inserts = Deadline(self.queue.hub.clock)
 
     def __repr__(self) -> str:
         return self.name

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from workq._clock import Clock
+from workq._deadline import Deadline
 from workq._new import Item, NewTask, item_of
 from workq._sender import Sender
 from workq._shared import Shared
@@ -38,7 +39,7 @@ class NoConnection:
 
 
 async def send(table: Table, number: int) -> list[int | BaseException | None]:
-    sender = Sender(cast(Any, table), Shared(cast(Any, NoConnection())), lambda stored: None)
+    sender = Sender(cast(Any, table), Shared(cast(Any, NoConnection())), Deadline(table.clock), lambda stored: None)
     item = item_of(NewTask("note", 1), 1000)
     return await asyncio.gather(*(sender.send(item) for _ in range(number)), return_exceptions=True)
 
