@@ -20,7 +20,7 @@ class Deadline:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.seconds = SHORT
+        self.seconds: float = SHORT
 
     async def meet(self, send: Callable[[float], Awaitable[T]]) -> T:
         """Send a statement with so many seconds. Raises what it raises."""
