@@ -328,12 +328,16 @@ def leftovers(story: Story) -> Iterator[str]:
 
 
 def returns(story: Story) -> Iterator[tuple[float, str]]:
-    """back again: from the database's return, or from when there was something to do, to the first completed task."""
+    """back again: from the database's return, or from when there was something to do, to the first completed task.
+
+    Not where it went away once more before that was due: then its next return counts.
+    """
     acked_at = {line.id: line.at for line in reversed(story.by_what["acked"])}
     completed = [(line.at, acked_at.get(line.id, math.inf)) for line in story.by_what["completed"]]
     for line in story.by_what["up"]:
         later = [(at, acked) for at, acked in completed if at > line.at]
-        if later:
+        in_time = line.at + BACK_AGAIN
+        if later and not any(line.at < down.at < min(later[0][0], in_time) for down in story.by_what["down"]):
             due = min(acked for _, acked in later)
             yield later[0][0] - min(max(line.at, due), later[0][0]), "the first task after the database's return"
 

@@ -231,6 +231,10 @@ def test_work_that_does_not_resume_in_time_is_told() -> None:
     assert broken(late) == ["back again"]
     idle = [line("down", 0), line("up", 0.1), *enqueued(7), *begun(7.1), *ended(8)]
     assert found(idle).times["back again"] == [pytest.approx(1)]
+    again = [*enqueued(1), line("down", 1), line("up", 2), line("down", 2.7), line("up", 7.5), *begun(8), *ended(8.5)]
+    assert found(again).times["back again"] == [pytest.approx(1.01)]
+    stayed = [*enqueued(1), line("down", 1), line("up", 2), line("down", 7.2), line("up", 7.5), *begun(8), *ended(8.5)]
+    assert broken(stayed) == ["back again"]
 
 
 @pytest.mark.parametrize("rows", [[], [TICKS, TICKS]])
