@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from workq._deadline import Deadline
@@ -35,8 +35,10 @@ class Ours:
         urgency = BRIEF if statement.waits else PATIENT
         if self.deadline is None:
             return await self.connection.fetch(statement, params, urgency)
+        # SQLite's writer is waited for as long as ever: no connection is dead there.
+        lock_wait = urgency.timeout if urgency.lock_wait is None else urgency.lock_wait
         return await self.deadline.meet(
-            lambda seconds: self.connection.fetch(statement, params, replace(urgency, timeout=seconds))
+            lambda seconds: self.connection.fetch(statement, params, Urgency(timeout=seconds, lock_wait=lock_wait))
         )
 
 
