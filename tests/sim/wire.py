@@ -53,8 +53,10 @@ class Line:
         if self._busy:
             self._world.broken("fence", f"two statements at once on {self._node}'s connection for {self._purpose}")
         self._busy = True
+        # A file has no connection that could be dead: for its writer a statement waits as long as it would.
+        patience = max(urgency.timeout, urgency.lock_wait or 0) if self._world.database.kind == "machine" else None
         try:
-            async with asyncio.timeout(urgency.timeout):
+            async with asyncio.timeout(patience or urgency.timeout):
                 return await self._persistently(statement, params, urgency)
         except TimeoutError as error:
             raise Interrupted("the statement took too long") from error
