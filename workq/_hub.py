@@ -153,8 +153,7 @@ class Hub:
 
     def changed(self, names: Iterable[str]) -> None:
         """Tasks of these names ended here: whoever waits may look again."""
-        for name in names:
-            self._changes[name] += 1
+        self._changes.update(names)
         if self._state is not None:
             self._state.changed.set()
 
@@ -219,9 +218,7 @@ class Hub:
 
     def _stored(self, stored: Sequence[tuple[Item, int | None]]) -> None:
         self.enqueued(stored, None)
-        for item, id in stored:
-            if id is not None:
-                self._changes[item.name] += 1
+        self._changes.update(item.name for item, id in stored if id is not None)
 
     def _tell(
         self,

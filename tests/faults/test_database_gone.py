@@ -150,30 +150,39 @@ async def test_whatever_the_driver_raises_from_a_broken_connection_says_nothing_
         await conn.close()
 
 
-async def test_stop_returns_in_time_from_a_frozen_server(mortal: PostgresDatabase, server: Server) -> None:
-    """F36: clean stop. stop(2) returns within 3 s, and leaves nothing in the loop."""
+@asynccontextmanager
+async def at_work(
+    database: PostgresDatabase, running: int, **settings: Any
+) -> AsyncGenerator[tuple[workq.Executor, Runs, list[asyncio.Task[object]]]]:
+    """An executor with so many handlers that run, and what was in the loop before it."""
     runs = Runs()
 
     @workq.handler("work")
-    async def work(task: workq.Task[object]) -> None:
+    async def work(task: workq.Task[int]) -> None:
         await runs.hold(task.payload)
 
-    async with application_pool(mortal) as pool:
-        queue = workq.Queue(workq_asyncpg.Postgres(pool, schema=mortal.schema))
+    async with application_pool(database) as pool:
+        queue = workq.Queue(workq_asyncpg.Postgres(pool, schema=database.schema))
         await queue.migrate()
         before = others()
-        executor = workq.Executor(queue, [work], lease=1.5, poll_interval=0.2)
+        executor = workq.Executor(queue, [work], **settings)
         await executor.start()
-        await queue.enqueue_many(None, [workq.NewTask("work", number) for number in range(4)])
-        await runs.until(lambda: len(runs.running) == 4)
-        async with frozen(server):
-            await asyncio.sleep(1)
-            began = time.monotonic()
-            await executor.stop(2)
-            assert time.monotonic() - began < 3
-            assert runs.running == set()
-            await asyncio.sleep(0)
-            assert [task for task in others() if task not in before] == []
+        if running:
+            await queue.enqueue_many(None, [workq.NewTask("work", number) for number in range(running)])
+            await runs.until(lambda: len(runs.running) == running)
+        yield executor, runs, before
+
+
+async def test_stop_returns_in_time_from_a_frozen_server(mortal: PostgresDatabase, server: Server) -> None:
+    """F36: clean stop. stop(2) returns within 3 s, and leaves nothing in the loop."""
+    async with at_work(mortal, 4, lease=1.5, poll_interval=0.2) as (executor, runs, before), frozen(server):
+        await asyncio.sleep(1)
+        began = time.monotonic()
+        await executor.stop(2)
+        assert time.monotonic() - began < 3
+        assert runs.running == set()
+        await asyncio.sleep(0)
+        assert [task for task in others() if task not in before] == []
 
 
 @pytest.mark.parametrize("running", [0, 4])
@@ -181,28 +190,13 @@ async def test_stop_without_patience_returns_in_time_from_a_frozen_server_and_le
     mortal: PostgresDatabase, server: Server, caplog: pytest.LogCaptureFixture, running: int
 ) -> None:
     """F36: by itself, not because it was given up."""
-    runs = Runs()
-
-    @workq.handler("work")
-    async def work(task: workq.Task[int]) -> None:
-        await runs.hold(task.payload)
-
-    async with application_pool(mortal) as pool:
-        queue = workq.Queue(workq_asyncpg.Postgres(pool, schema=mortal.schema))
-        await queue.migrate()
-        before = others()
-        executor = workq.Executor(queue, [work], poll_interval=0.1)
-        await executor.start()
-        if running:
-            await queue.enqueue_many(None, [workq.NewTask("work", number) for number in range(running)])
-            await runs.until(lambda: len(runs.running) == running)
-        async with frozen(server):
-            await asyncio.sleep(0.3)
-            began = time.monotonic()
-            await executor.stop(0)
-            assert time.monotonic() - began < 1
-            await asyncio.sleep(0.1)
-            assert [task for task in others() if task not in before] == []
+    async with at_work(mortal, running, poll_interval=0.1) as (executor, _, before), frozen(server):
+        await asyncio.sleep(0.3)
+        began = time.monotonic()
+        await executor.stop(0)
+        assert time.monotonic() - began < 1
+        await asyncio.sleep(0.1)
+        assert [task for task in others() if task not in before] == []
     assert [line for line in complaints(caplog) if "abandoned" in line] == []
 
 

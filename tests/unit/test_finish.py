@@ -90,6 +90,11 @@ class Desk:
             return error
         return None
 
+    async def attempts(self, number: int) -> None:
+        """So many, whatever they raise."""
+        for _ in range(number):
+            await self.attempt()
+
 
 def refuse(ids: list[int]) -> None:
     raise RuntimeError("permission denied for a secret")
@@ -106,8 +111,7 @@ async def test_finishes_that_are_too_many_for_a_timeout_of_the_servers_get_throu
     table.before = slow
     desk = Desk(table)
     desk.put(*range(900))
-    for _ in range(100):
-        await desk.attempt()
+    await desk.attempts(100)
     assert table.rows == {}
     assert len(desk.written) == 900
 
@@ -123,12 +127,10 @@ async def test_one_that_is_always_too_much_holds_up_nobody() -> None:
     table.before = full
     desk = Desk(table)
     desk.put(*range(51))
-    for _ in range(40):
-        await desk.attempt()
+    await desk.attempts(40)
     assert sorted(desk.written) == [(id, 1) for id in range(1, 51)]
     table.before = lambda ids: None
-    for _ in range(40):
-        await desk.attempt()
+    await desk.attempts(40)
     assert desk.written[-1] == (0, 1)
 
 
@@ -150,11 +152,9 @@ async def test_a_passing_refusal_makes_no_failure_of_a_success() -> None:
     table.before = refuse
     desk = Desk(table)
     desk.put(1, 2)
-    for _ in range(50):
-        await desk.attempt()
+    await desk.attempts(50)
     table.before = lambda ids: None
-    for _ in range(40):
-        await desk.attempt()
+    await desk.attempts(40)
     assert sorted(desk.written) == [(1, 1), (2, 1)]
     assert table.failed == {}
 
@@ -165,8 +165,7 @@ async def test_one_that_is_refused_for_good_fails_with_that_and_its_reason_is_re
     table.before = refuse
     desk = Desk(table, lambda text: text.replace("secret", "***"))
     desk.put(1)
-    for _ in range(round(_finish.DELETE_REFUSED / 0.05) + 60):
-        await desk.attempt()
+    await desk.attempts(round(_finish.DELETE_REFUSED / 0.05) + 60)
     assert table.failed == {
         1: "the end of the run could not be stored: RuntimeError: permission denied for a ***",
     }
@@ -188,7 +187,6 @@ async def test_a_delete_whose_reply_was_lost_is_told_as_completed_also_when_it_w
 
     table.before, table.after = together, lose
     desk.put(1, 2)
-    for _ in range(20):
-        await desk.attempt()
+    await desk.attempts(20)
     assert sorted(desk.written) == [(1, 1), (2, 1)]
     assert desk.lost == []
