@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cache
 from types import MappingProxyType
@@ -92,10 +92,14 @@ def parse_headers(text: str | None) -> Mapping[str, str]:
     return MappingProxyType({key: value for key, value in pairs.items() if isinstance(value, str)})
 
 
-def advise(error: Exception) -> None:
-    """Say in a driver's error that there is no table what makes one."""
-    if getattr(error, "sqlstate", None) == UNDEFINED_TABLE or str(error).startswith("no such table"):
-        error.add_note("workq's table is made by `await queue.migrate()`, or by the SQL of queue.schema_sql()")
+async def advised(fetch: Awaitable[Rows]) -> Rows:
+    """Its rows; or its error, which says what makes the table if there is none."""
+    try:
+        return await fetch
+    except Exception as error:
+        if getattr(error, "sqlstate", None) == UNDEFINED_TABLE or str(error).startswith("no such table"):
+            error.add_note("workq's table is made by `await queue.migrate()`, or by the SQL of queue.schema_sql()")
+        raise
 
 
 class Store:
@@ -108,18 +112,10 @@ class Store:
 
     async def _own(self, conn: Connection, statement: Statement, params: Params, urgency: Urgency = PATIENT) -> Rows:
         # The time is read before the statement waits for SQLite's writer; PostgreSQL takes its own.
-        try:
-            return await conn.fetch(statement, {"now": self.clock.now(), "series": 1, **params}, urgency)
-        except Exception as error:
-            advise(error)
-            raise
+        return await advised(conn.fetch(statement, {"now": self.clock.now(), "series": 1, **params}, urgency))
 
     async def _at(self, place: Place, statement: Statement, params: Params) -> Rows:
-        try:
-            return await place.fetch(statement, {"now": self.clock.now(), "series": 1, **params})
-        except Exception as error:
-            advise(error)
-            raise
+        return await advised(place.fetch(statement, {"now": self.clock.now(), "series": 1, **params}))
 
     async def now(self, conn: Connection) -> datetime:
         """The time that decides what is due."""
